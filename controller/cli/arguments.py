@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from areal_like.arguments import processes, sample_name, seconds, whole, whole_or_all
+from areal_like.arguments import price, processes, sample_name, seconds, whole, whole_or_all
 from controller.cli.checkpoint_arguments import add_checkpoints
 from controller.cli.data_arguments import add_data
 from controller.cli.init_arguments import add_init
@@ -34,7 +34,7 @@ CONFIG is a YAML file, a run's folder, or the name of a shipped config ({shipped
 
 key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimizer.lr=3e-5 data.eval=null
 """
-_RUN_HELP = "a run's folder, its name in runs/, or the name of a run you started anywhere"
+_RUN_HELP = "a run's folder, its name in runs/, or the name of a run that was started on this machine"
 _TOP_EPILOG = """\
   a job         init, train, resume, validate, probe, sft, dpo, reward-model, eval, simulate
   its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare,
@@ -124,12 +124,12 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
             command.add_argument(
                 "--slices",
                 action="store_true",
-                help="compare parts of data.eval: columns, lengths and sources, or what eval.slices lists "
-                "(docs/data.md)",
+                help="compare slices of data.eval: those that eval.slices lists, or slices by column, length and "
+                "source (docs/data.md)",
             )
         if name == "validate":
             command.add_argument(
-                "--price", type=seconds, metavar="P", help="price of a GPU-hour, used to estimate the cost of the run"
+                "--price", type=price, metavar="P", help="price of a GPU-hour, used to estimate the cost of the run"
             )
             command.add_argument(
                 "--lengths",
@@ -238,7 +238,7 @@ def _add_looking(commands: Any) -> None:
         type=whole_or_all,
         default=100,
         metavar="N",
-        help="show the last N lines (default: 100), or `all` lines",
+        help="show the last N lines (default: 100); `all` shows all lines",
     )
     listing = _command(
         commands,
@@ -255,7 +255,7 @@ def _add_looking(commands: Any) -> None:
         action="append",
         default=[],
         metavar="D",
-        help="also search this folder of runs; this option can be repeated",
+        help="also search this folder for runs; this option can be repeated",
     )
     listing.add_argument("--json", action="store_true", help="print a JSON list")
 
@@ -321,7 +321,7 @@ def _add_samples(commands: Any) -> None:
     samples.add_argument("--group", type=whole, metavar="G", help="show only the samples of the group with this number")
     samples.add_argument(
         "--life", type=sample_name, metavar="GROUP.SAMPLE",
-        help="show instead the timeline of one sample, from drawing its prompt to the step that used it",
+        help="instead, show the timeline of one sample, from drawing its prompt to the step that used it",
     )  # fmt: skip
     order = samples.add_mutually_exclusive_group()
     order.add_argument("--worst", action="store_true", help="sort by ascending reward and omit samples without a score")
@@ -388,12 +388,12 @@ def _add_score(commands: Any) -> None:
     score.add_argument(
         "--scorer", required=True, metavar="S", help="math, code, or your own function as module:function"
     )
-    score.add_argument("--input", required=True, metavar="FILE", help="input rows, in JSON Lines format and UTF-8")
+    score.add_argument("--input", required=True, metavar="FILE", help="file of rows in JSON Lines format (UTF-8)")
     score.add_argument(
         "--output",
         required=True,
         metavar="FILE",
-        help="output file; line k contains the verdict on line k of the input",
+        help="output file; line k contains the verdict for line k of the input",
     )
     score.add_argument(
         "--workers", type=processes, default=0, metavar="N", help="number of scoring processes (default: one per core)"

@@ -60,7 +60,7 @@ def add_checkpoints(
         "reads.",
     )  # fmt: skip
     export.add_argument(
-        "source", metavar="RUN|CHECKPOINT", help="a run, whose newest checkpoint is used, or the folder of a checkpoint"
+        "source", metavar="RUN|CHECKPOINT", help="a run (its newest checkpoint is used), or the folder of a checkpoint"
     )
     export.add_argument("out", metavar="OUT", help="a new folder")
     which = export.add_mutually_exclusive_group()
@@ -87,5 +87,7 @@ def add_checkpoints(
         commands, "import", "convert a Hugging Face folder to a checkpoint", _IMPORT_EPILOG,
         "Convert a Hugging Face folder to a checkpoint (version 0, no optimizer state).",
     )  # fmt: skip
-    importing.add_argument("source", metavar="HF_FOLDER", help="a folder with config.json and safetensors")
+    importing.add_argument(
+        "source", metavar="HF_FOLDER", help="a folder with config.json and weights in safetensors format"
+    )
     importing.add_argument("out", metavar="OUT", help="a new folder")

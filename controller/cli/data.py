@@ -23,6 +23,7 @@ from controller.preflight.dataset.reading import find_sources, parse
 from controller.preflight.dataset.registry import Plan, default_plan, read_plan, with_evaluation
 from controller.wiring.process_specs import num_cores
 
+_BODY_REMEDY = """write, for example, '{"top_p": 0.9}'"""
 SHOW_EVERY_S = 5.0
 """Seconds between two lines of progress."""
 
@@ -101,9 +102,9 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UserError(f"is not JSON ({error})", where="--extra-body") from error
+        raise UserError(f"is not valid JSON ({error})", where="--extra-body", remedy=_BODY_REMEDY) from error
     if not isinstance(found, dict):
-        raise UserError("is not a JSON object", where="--extra-body", remedy="""write '{"top_p": 0.9}'""")
+        raise UserError("is not a JSON object", where="--extra-body", remedy=_BODY_REMEDY)
     return found
 
 
@@ -182,4 +183,5 @@ class _Progress:
         now_s = time.monotonic()
         if now_s - self._shown_s >= SHOW_EVERY_S:
             self._shown_s = now_s
-            print(f"data {num_rows:,} rows, {num_rows / (now_s - self._began_s):,.0f}/s", file=sys.stderr, flush=True)
+            rate = num_rows / (now_s - self._began_s)
+            print(f"data: {num_rows:,} rows processed, {rate:,.0f} rows/s", file=sys.stderr, flush=True)

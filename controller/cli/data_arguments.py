@@ -94,12 +94,12 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
         "--output",
         default="",
         metavar="FILE",
-        help="write the list to this new file in JSON Lines format (.jsonl)",
+        help="write the list to this file (.jsonl), which must not exist",
     )
     labels.add_argument(
         "--answer", default="", metavar="REGEX",
-        help="regular expression with one group that extracts the final answer; the last match is used (default: the "
-        "rules of the scorer math)",
+        help="regular expression with exactly one capturing group, which extracts the final answer; the last match is "
+        "used (default: the rules of the scorer `math`)",
     )  # fmt: skip
     labels.add_argument(
         "--min-answers", type=processes, default=MIN_ANSWERS, metavar="N",
@@ -120,7 +120,7 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
         "--from-version",
         type=whole,
         metavar="N",
-        help="use only answers of policy version N or later (default: the second half of a run)",
+        help="use only answers of policy version N or later (default: the second half of the run's versions)",
     )
     labels.add_argument("--json", action="store_true", help="one JSON object")
     relabel = make(
@@ -130,7 +130,10 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
     )  # fmt: skip
     relabel.add_argument("files", nargs="+", metavar="FILE", help="data file or glob pattern")
     relabel.add_argument(
-        "--review", required=True, metavar="FILE", help="the reviewed list, with a `decision` in each line"
+        "--review",
+        required=True,
+        metavar="FILE",
+        help="output of `areal-like data labels`, with a `decision` in each line",
     )
     relabel.add_argument("-o", "--output", required=True, metavar="FOLDER", help="output folder, which must not exist")
     relabel.add_argument("--accept-all", action="store_true", help="also accept lines without a decision")
@@ -144,22 +147,22 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
 
 def _add_answers(parts: Any, make: Callable[..., Any]) -> None:
     answers = make(
-        parts, "answers", "ask an external model about rows", _ANSWERS_EPILOG,
-        "Ask a model behind an OpenAI-compatible endpoint about each row, and write a file of answers, which `labels` "
-        "compares with the labels and `areal-like score` scores.",
+        parts, "answers", "generate answers with an external model", _ANSWERS_EPILOG,
+        "Generate answers to each row with a model behind an OpenAI-compatible endpoint, and write them to a file, "
+        "which `labels` compares with the labels and `areal-like score` scores.",
     )  # fmt: skip
     add = answers.add_argument
-    add("files", nargs="+", metavar="FILE", help="the rows, or a pattern")
-    add("-o", "--output", required=True, metavar="FILE", help="the new file of answers (.jsonl)")
-    add("--base-url", required=True, metavar="URL", help="address up to the version, such as http://HOST:8000/v1")
-    add("--model", required=True, metavar="NAME", help="name of the model at that endpoint")
-    add("--key-env", metavar="NAME", help="environment variable with the key")
-    add("--key-file", metavar="FILE", help="file with the key")
-    add("--num-answers", type=processes, default=4, metavar="N", help="number of answers to each row (default: 4)")
+    add("files", nargs="+", metavar="FILE", help="data file or glob pattern")
+    add("-o", "--output", required=True, metavar="FILE", help="output file (.jsonl), which must not exist")
+    add("--base-url", required=True, metavar="URL", help="base URL of the API, such as http://HOST:8000/v1")
+    add("--model", required=True, metavar="NAME", help="name of the model at the endpoint")
+    add("--key-env", metavar="NAME", help="environment variable that contains the API key")
+    add("--key-file", metavar="FILE", help="file that contains the API key")
+    add("--num-answers", type=processes, default=4, metavar="N", help="number of answers per row (default: 4)")
     add("--temperature", type=temperature, default=0.7, metavar="T", help="sampling temperature (default: 0.7)")
     add("--max-tokens", type=whole, default=1024, metavar="N", help="maximum answer length in tokens (default: 1024)")
     add("--system", metavar="TEXT", help="system message")
-    add("--extra-body", default="{}", metavar="JSON", help="further fields of each request")
+    add("--extra-body", default="{}", metavar="JSON", help="JSON object with additional fields for each request")
     add(
         "--concurrency",
         type=processes,
@@ -174,12 +177,12 @@ def _add_answers(parts: Any, make: Callable[..., Any]) -> None:
         metavar="S",
         help="time limit for all attempts of a request, in seconds (default: 120)",
     )
-    add("--price-in", type=price, metavar="P", help="price of a million prompt tokens")
-    add("--price-out", type=price, metavar="P", help="price of a million tokens of answers")
-    add("--max-cost", type=price, metavar="C", help="budget, in the currency of the prices")
-    add("--max-tokens-total", type=whole, metavar="N", help="budget in tokens of prompts and answers")
-    add("--records", metavar="FILE", help="file of the recorded answers (default: OUTPUT.external.jsonl)")
-    add("--replay", action="store_true", help="take all answers from the records, without the endpoint")
+    add("--price-in", type=price, metavar="P", help="price per million prompt tokens")
+    add("--price-out", type=price, metavar="P", help="price per million answer tokens")
+    add("--max-cost", type=price, metavar="C", help="maximum total cost, in the currency of the prices")
+    add("--max-tokens-total", type=whole, metavar="N", help="maximum total number of prompt and answer tokens")
+    add("--records", metavar="FILE", help="file in which answers are recorded (default: OUTPUT.external.jsonl)")
+    add("--replay", action="store_true", help="read all answers from the records; send no requests")
     add("--columns", action="append", default=[], metavar="ROLE=NAME", help="as for clean")
 
 

@@ -78,7 +78,7 @@ def init(arguments: argparse.Namespace, run: Callable[[Sequence[str]], int], ask
     print(f"next step: areal-like train {file}")
     if arguments.probe is False:
         return 0
-    print("probing the starting model; use --no-probe to skip this", flush=True)
+    print("probing the starting model; use --no-probe to skip the probe", flush=True)
     status = run(["probe", str(target)])
     return 0 if status == FOUND and arguments.probe is None else status
 

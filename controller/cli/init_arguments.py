@@ -28,7 +28,8 @@ def add_init(commands: Any, make: Callable[..., Any]) -> None:
     command.add_argument(
         "--model",
         metavar="M",
-        help="Hugging Face Hub name or folder of a model, or tiny, a small model with random weights (default: tiny)",
+        help="Hugging Face Hub name or folder of a model, or `tiny` for a small model with random weights (default: "
+        "tiny)",
     )
     command.add_argument("--hardware", choices=list(HARDWARE), help="hardware that the job will run on (default: cpu)")
     command.add_argument(
@@ -36,6 +37,6 @@ def add_init(commands: Any, make: Callable[..., Any]) -> None:
     )
     command.add_argument(
         "--probe", action=argparse.BooleanOptionalAction, default=None,
-        help="sample the starting model, and fail if its reward would stay flat "
-        "(default: sample it if the model is on this machine and small)",
+        help="probe the starting model, and fail if its reward would stay flat (default: probe it, without failing, if "
+        "the job runs on a CPU and the model is small and on this machine)",
     )  # fmt: skip

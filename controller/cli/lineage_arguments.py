@@ -36,15 +36,15 @@ def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> No
         help=f"{run_help}; the folder of a checkpoint; or the folder of an exported model",
     )  # fmt: skip
     what = lineage.add_mutually_exclusive_group()
-    what.add_argument("--row", metavar="ROW", help="show a row, specified as FILE:LINE or COLUMN=VALUE")
+    what.add_argument("--row", metavar="ROW", help="show the lineage of a row, specified as FILE:LINE or COLUMN=VALUE")
     what.add_argument(
         "--sample",
         type=sample_name,
         metavar="NAME",
-        help="show a sample, specified as GROUP.SAMPLE, or all samples of a GROUP",
+        help="show the lineage of a sample, specified as GROUP.SAMPLE, or of all samples of a GROUP",
     )
-    what.add_argument("--batch", type=whole, metavar="N", help="show the batch of step N")
-    what.add_argument("--version", type=whole, metavar="N", help="show version N of the policy")
+    what.add_argument("--batch", type=whole, metavar="N", help="show the lineage of the batch of step N")
+    what.add_argument("--version", type=whole, metavar="N", help="show the lineage of policy version N")
     lineage.add_argument(
         "--run",
         default="",
@@ -52,4 +52,4 @@ def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> No
         help="the run that trained the model, if the model is stored outside the run's folder",
     )
     lineage.add_argument("--json", action="store_true", help="print one JSON object with nodes and edges")
-    lineage.add_argument("--svg", default="", metavar="FILE", help="also draw the lineage graph to this SVG file")
+    lineage.add_argument("--svg", default="", metavar="FILE", help="also write the lineage graph to this SVG file")

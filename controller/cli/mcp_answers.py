@@ -75,7 +75,7 @@ def samples(run: str, choice: dict[str, Any]) -> Answer:
     from controller.runs.samples import samples as show
 
     if not 0 < choice["limit"] <= MAX_SAMPLES:
-        raise UserError(f"it is {choice['limit']}", where="limit", remedy=f"1 to {MAX_SAMPLES}")
+        raise UserError(f"must be from 1 to {MAX_SAMPLES}, not {choice['limit']}", where="limit")
     folder, wanted = find_run_to_read(run), Choice(**choice)
     console, file = _console()
     show(folder, wanted, console=console)
@@ -139,7 +139,7 @@ def probe(config: str, overrides: Sequence[str], prompts: int, num_samples: int)
 
     if is_offline_file(config, overrides):
         raise UserError(
-            "this config trains on the answers in its files, so there are no rewards to probe",
+            "this config trains from files without rollouts, so there are no rewards to probe",
             where=config,
             remedy="use the tool validate instead",
         )

@@ -81,7 +81,9 @@ def read_config(folder: RunFolder) -> OfflineConfig:
         data = yaml.safe_load(folder.config.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(
-            f"the file cannot be read ({error})", where=str(folder.config), remedy="start a new run"
+            f"the file cannot be read ({error})",
+            where=str(folder.config),
+            remedy="restore the file from a backup, or start a new run",
         ) from error
     config, problems = build_offline(data if isinstance(data, dict) else {})
     if config is None or problems:

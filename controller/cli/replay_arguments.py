@@ -63,7 +63,7 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
     replay.add_argument("run", metavar="RUN|CAPSULE", help=f"{run_help}; or a capsule file")
     replay.add_argument(
         "--from", dest="first", type=whole, metavar="STEP",
-        help="start from the newest kept checkpoint at or before this version (default: start from the starting model)",
+        help="start from the newest kept checkpoint at or before this version (default: the starting model)",
     )  # fmt: skip
     replay.add_argument(
         "--to", dest="last", type=whole, metavar="STEP", help="last step to repeat (default: the last step of the run)"
@@ -91,7 +91,7 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
         "for example for a bug report.",
     )  # fmt: skip
     capsule.add_argument("run", metavar="RUN", help=run_help)
-    capsule.add_argument("--step", type=whole, required=True, metavar="N", help="the step to write")
+    capsule.add_argument("--step", type=whole, required=True, metavar="N", help="step that the file contains")
     capsule.add_argument("-o", "--out", required=True, metavar="FILE", help="output file, which must not exist")
 
 

@@ -48,7 +48,7 @@ def score(arguments: argparse.Namespace) -> int:
         except OSError as error:
             where = str(error.filename or arguments.output)
             raise OperationError(
-                f"{where}: {error.strerror or error}; run the same command again to continue"
+                f"{where}: {error.strerror or error}; after fixing the cause, run the same command again to continue"
             ) from error
     sys.stdout.write(summary(standing, target))
     return 128 + standing.stopped_by if standing.stopped_by else 0
@@ -66,7 +66,9 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key.strip():
-            raise UserError(f"scorer option `{pair}` is not of the form key=value", remedy="write key=value")
+            raise UserError(
+                f"scorer option `{pair}` is not of the form key=value", remedy="write, for example, gold_field=answer"
+            )
         options[key.strip()] = parse_value(value)
     return options
 

@@ -121,7 +121,7 @@ def prepare(
     run_module([PREPARATION, "--spec", str(folder / "prepare.json")], PREPARATION_LIMIT_S)
     manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
     if manifest is None:
-        raise OperationError("preparing the model produced no weights")
+        raise OperationError(f"the preparation of {arguments.model} produced no weights")
     return ServeSpec(
         folder=str(folder), model_dir=str(folder / "model"), manifest=str(manifest),
         name=arguments.name or found.name, host=arguments.host, port=arguments.port, key=key,
@@ -191,10 +191,11 @@ def safety_of(file: str | None, of_run: Any) -> tuple[dict[str, Any], ...]:
         try:
             stages = yaml.safe_load(Path(file).expanduser().read_text("utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise UserError(f"the file cannot be read ({error})", where=where) from error
+            remedy = "specify a YAML file with a list of stages (docs/safety.md)"
+            raise UserError(f"the file cannot be read ({error})", where=where, remedy=remedy) from error
     if not isinstance(stages, list) or not all(isinstance(one, dict) for one in stages):
         raise UserError(
-            "the file must contain a list of stages", where=where, remedy="write - {kind: words, options: {...}}"
+            "must contain a list of stages", where=where, remedy="write each stage as `- {kind: words, options: {...}}`"
         )
     checked = []
     for place, one in enumerate(stages):
@@ -218,7 +219,8 @@ def key_of(arguments: argparse.Namespace) -> str:
         try:
             key = Path(arguments.key_file).expanduser().read_text("utf-8").strip()
         except (OSError, ValueError) as error:
-            raise UserError(f"{arguments.key_file} cannot be read ({error})", where=where) from error
+            remedy = "specify a readable text file that contains only the API key"
+            raise UserError(f"{arguments.key_file} cannot be read ({error})", where=where, remedy=remedy) from error
         if not key:
             raise UserError(f"{arguments.key_file} is empty", where=where, remedy="write an API key into the file")
     if key and not (key.isascii() and key.isprintable() and " " not in key):

@@ -30,7 +30,7 @@ def context(text: str) -> int:
     """Parse a context length: tokens of prompt and answer, at least one each."""
     if (number := whole(text)) < 2:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is too small: the context must have room for a prompt and an answer"
+            f"{text!r} is too small: the minimum is 2, one token of the prompt and one of the answer"
         )
     return number
 
@@ -72,7 +72,10 @@ def add_serve(commands: Any, make: Callable[..., Any]) -> None:
         "model", metavar="RUN|MODEL", help="a run, a checkpoint, or the folder or Hugging Face Hub name of a model"
     )
     command.add_argument(
-        "--version", type=whole, metavar="N", help="for a run: serve this checkpoint instead of the last policy"
+        "--version",
+        type=whole,
+        metavar="N",
+        help="for a run: serve the checkpoint of this version instead of the last policy",
     )
     command.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
     command.add_argument(
@@ -84,10 +87,10 @@ def add_serve(commands: Any, make: Callable[..., Any]) -> None:
     )
     command.add_argument(
         "--key-file", metavar="FILE",
-        help="file with the API key for clients (default: the key in AREAL_LIKE_API_KEY, or a random key that allows "
-        "only connections from this machine)",
+        help="file that contains the API key for clients (default: the key in AREAL_LIKE_API_KEY; if neither is given, "
+        "a random key, with which the server can only listen on a loopback address)",
     )  # fmt: skip
-    command.add_argument("--name", metavar="M", help="model name for clients (default: the name of the run or folder)")
+    command.add_argument("--name", metavar="M", help="model name for clients (default: the name of the run or model)")
     command.add_argument(
         "--adapter", type=adapter, action="append", default=[], metavar="NAME=FOLDER",
         help="a LoRA adapter in peft's format, which clients request as model NAME; this option can be repeated",
@@ -99,7 +102,7 @@ def add_serve(commands: Any, make: Callable[..., Any]) -> None:
         "--max-context",
         type=context,
         metavar="N",
-        help="maximum number of tokens of prompt and answer (default: the value of the run, or 4096)",
+        help="maximum number of tokens of prompt and answer together (default: the value of the run, or 4096)",
     )
     command.add_argument(
         "--max-tokens",
@@ -117,11 +120,11 @@ def add_serve(commands: Any, make: Callable[..., Any]) -> None:
     command.add_argument(
         "--safety",
         metavar="FILE",
-        help="YAML file with a list of stages that look at requests and answers (default: the stages of the run; "
-        "docs/safety.md)",
+        help="YAML file with a list of safety stages, which check requests and answers (default: the stages of the "
+        "run; docs/safety.md)",
     )
     command.add_argument(
-        "--format", metavar="F", help="format of tool calls (default: the format of the chat template)"
+        "--format", metavar="F", help="format of tool calls (default: the format of the run or of the chat template)"
     )
     command.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (default: cpu)")
     command.add_argument(

@@ -61,7 +61,7 @@ def add_verify(commands: Any, command: Callable[..., Any], run_help: str) -> Non
     )  # fmt: skip
     blame.add_argument(
         "source", metavar="RUN|CHECKPOINT|FOLDER",
-        help="a run, whose newest version is used, the folder of a checkpoint, or the folder of an exported model",
+        help="a run (its newest version is used), the folder of a checkpoint, or the folder of an exported model",
     )  # fmt: skip
     blame.add_argument(
         "--run",

@@ -42,7 +42,7 @@ def find_model(path: str) -> Path | None:
             raise UserError(
                 "the model is not on this machine, and HF_HUB_OFFLINE prevents downloading it",
                 where=path,
-                remedy="download the model, or specify a local folder",
+                remedy="unset HF_HUB_OFFLINE, or specify the folder of a local model",
             )
         return cached
     parent = folder.parent
@@ -77,7 +77,9 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the file cannot be read as JSON ({error})", where=str(path), remedy="check it, or download it again"
+            f"the file cannot be read as JSON ({error})",
+            where=str(path),
+            remedy="correct the file, or download it again",
         ) from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError("has no model_type", where=str(path), remedy="use the model's original config.json")

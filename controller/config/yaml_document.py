@@ -170,7 +170,8 @@ def _note_lines(node: yaml.Node, prefix: str, document: Document, depth: int = 0
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
+                problem = "a key must be text, not a list or a mapping"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             path = f"{prefix}{key.value}"
             if path in document.lines:
                 raise UserError(
@@ -201,4 +202,4 @@ def _yaml_remedy(text: str, error: yaml.MarkedYAMLError) -> str:
             return "indent with spaces, not with tabs"
         if line.strip():
             return f"see: {line.strip()[:80]}"
-    return "check the lines before it"
+    return "check the preceding lines"

@@ -310,7 +310,7 @@ class Coordinator:
         trainer = state.trainer
         if not 0 <= event.checkpoint_version <= trainer.shipped:
             raise UserError(
-                f"checkpoint {event.checkpoint_version} is newer than the last recorded batch {trainer.shipped}",
+                f"checkpoint {event.checkpoint_version} is newer than the last step in the ledger, {trainer.shipped}",
                 where="ledger",
                 remedy="resume with the run folder's own ledger and checkpoints",
             )

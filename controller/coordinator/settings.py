@@ -100,7 +100,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError("max_staleness must not be negative")
         if self.replay is not None and self.is_strict and self.replay.max_age > (self.bound or 0):
-            raise ValueError("a reused group must be within the staleness bound")
+            raise ValueError("the maximum age of reused groups must not exceed the staleness bound")
         if not 0 <= self.drain_s < self.load_deadline_s:
             raise ValueError("drain_s must not be negative, and must be less than load_deadline_s")
 

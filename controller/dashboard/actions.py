@@ -85,6 +85,8 @@ def words_of(folder: RunFolder, action: str, worker: str) -> list[str]:
         return [action, str(folder.root)]
     if not _WORKER.fullmatch(worker):
         raise UserError(
-            "no rollout worker was specified", where="drain", remedy="choose a worker: rollout-0, rollout-1, ..."
+            "the request does not name a rollout worker",
+            where="drain",
+            remedy="choose a worker: rollout-0, rollout-1, ...",
         )
     return [action, str(folder.root), worker]

@@ -42,7 +42,8 @@ def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
     command.add_argument(
         "--token",
         metavar="T",
-        help="token that clients need for reading and for actions (default: generated if needed)",
+        help="token that is required for reading and for actions (default: the value of AREAL_LIKE_DASHBOARD_TOKEN, or "
+        "a generated token; on a loopback address, a generated token is required only for actions)",
     )
 
 

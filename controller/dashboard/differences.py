@@ -25,7 +25,9 @@ def differences(runs_dir: Path, names: Sequence[str]) -> dict[str, Any]:
     chosen = list(dict.fromkeys(names))
     if not 2 <= len(chosen) <= MAX_RUNS:
         raise UserError(
-            f"{len(chosen)} runs were selected", where="differences", remedy=f"select 2 to {MAX_RUNS} runs in the list"
+            f"the number of selected runs is {len(chosen)}",
+            where="differences",
+            remedy=f"select 2 to {MAX_RUNS} runs in the list",
         )
     problems: list[str] = []
     sides = []

@@ -96,7 +96,7 @@ class Dashboard:
             answer = _refusal(request, 500, f"a file cannot be read ({error.strerror or error})")
         except Exception as error:  # fault boundary: every request gets a response
             log.exception("%s %s", request.method, request.path)
-            answer = _refusal(request, 500, f"this cannot be shown ({first_line(error)})")
+            answer = _refusal(request, 500, f"the request failed ({first_line(error)})")
         if not answer.prepared:
             answer.headers.update(HEADERS)
             answer.headers.setdefault("Cache-Control", "no-store")
@@ -196,7 +196,7 @@ class Dashboard:
     async def _stream(self, request: web.Request, name: str, make: Callable[[], Any]) -> web.StreamResponse:
         if sum(len(feed.viewers) for feed in self.feeds.values()) >= MAX_VIEWERS:
             raise web.HTTPServiceUnavailable(
-                text=f"the maximum number of {MAX_VIEWERS} pages is already open; close some of these pages"
+                text=f"{MAX_VIEWERS} pages of the dashboard are open, which is the maximum; close some of these pages"
             )
         feed = self.feeds.setdefault(name, Feed(make))
         async with feed.watching() as viewer:

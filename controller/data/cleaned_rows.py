@@ -35,6 +35,6 @@ def as_recorded(config: RunConfig, root: Path) -> RunConfig:
     if not (folder / ROWS).is_file():
         remedy = "restore the file from a backup, or start a new run"
         raise UserError(
-            "the file of rows that were cleaned for this run is missing", where=str(folder / ROWS), remedy=remedy
+            "the file with the cleaned rows of this run is missing", where=str(folder / ROWS), remedy=remedy
         )
     return reading_cleaned(config, folder)

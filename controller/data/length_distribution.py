@@ -53,8 +53,8 @@ def _positive(text: str, where: str) -> float:
         raise UserError(
             f"{text!r} is neither a file nor a positive number",
             where=where,
-            remedy="use thinking, MEAN, MEAN:CV, the folder of a run, or a JSON file of groups; append @MEAN to scale "
-            "a distribution",
+            remedy="use `thinking`, MEAN, MEAN:CV, the folder of a run, or a JSON file with the answer lengths of "
+            "groups; append @MEAN to scale the distribution",
         )
     return value
 
@@ -65,9 +65,11 @@ def _of_file(path: Path) -> tuple[tuple[int, ...], ...]:
         groups = found["groups"] if isinstance(found, dict) else found
         checked = tuple(tuple(int(length) for length in group) for group in groups if len(group))
         if not checked or min(map(min, checked)) < 1:
-            raise ValueError("expected a list of lists of lengths, where each length is at least 1")
+            raise ValueError("each length must be at least 1, and there must be at least one length")
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the lengths cannot be read ({error})", where=str(path)) from error
+        reason = "expected a list of lists of numbers" if isinstance(error, KeyError | TypeError) else error
+        remedy = "write a list with the answer lengths of each group, such as [[120, 95], [310, 288]]"
+        raise UserError(f"the lengths cannot be read ({reason})", where=str(path), remedy=remedy) from error
     return checked
 
 
@@ -77,7 +79,8 @@ def _of_run(path: Path) -> tuple[tuple[int, ...], ...]:
     except Unreadable as error:
         raise UserError(f"the ledger cannot be read: {error}", where=str(path)) from error
     if stats is None or not len(stats.group):
-        raise UserError("no step of this run has used any samples", where=str(path))
+        remedy = "choose a run that has finished at least one step"
+        raise UserError("no step of this run has used any samples", where=str(path), remedy=remedy)
     groups: dict[int, list[int]] = {}
     for group, length in zip(stats.group.tolist(), stats.length.tolist(), strict=True):
         groups.setdefault(group, []).append(max(1, length))

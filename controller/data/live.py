@@ -117,7 +117,7 @@ class LiveTable(Table):
         self.fingerprint = digest.hexdigest()
         """Hash of the rows at the start."""
         if not self._kept:
-            raise UserError(f"no row is usable; the problem of the first row: {self.skipped[0]}", where=KEY)
+            raise UserError(f"no row is usable; the problem with the first row: {self.skipped[0]}", where=KEY)
         self._is_starting = False
         for extent in extents:
             self._grow_to(extent)
@@ -206,11 +206,15 @@ class LiveTable(Table):
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._end:
-                    raise OperationError(f"{self._path} became shorter while the run was reading it")
+                    raise OperationError(
+                        f"{self._path} became shorter while the run was reading it; restore the removed lines, then "
+                        "resume the run"
+                    )
                 file.seek(max(0, self._end - 1))
                 if self._end and file.read(1) != b"\n":
                     raise OperationError(
-                        f"{self._path} was changed while the run was reading it, but lines may only be appended"
+                        f"{self._path} was changed while the run was reading it, but lines may only be appended; "
+                        "restore the original lines, then resume the run"
                     )
                 while (until is None or self._end < until) and (line := file.readline()).endswith(b"\n"):
                     self._line, offset = self._line + 1, self._end

@@ -40,7 +40,7 @@ def read_record(root: Path) -> dict[str, Any]:
         for one in sources:
             texts = [one["key"], *(file[name] for file in one.get("files", ()) for name in ("name", "path"))]
             if not all(isinstance(text, str) for text in texts):
-                raise ValueError("a source has no key, no name or no path")
+                raise ValueError("a source has an invalid key, name or path")
         return {"sources": sources}
     except FileNotFoundError:
         return {"sources": []}

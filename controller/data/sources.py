@@ -151,7 +151,7 @@ def _read_file(path: Path, limit: int | None) -> RawRows:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"the file cannot be read ({reason})", where=str(path)) from error
     raise UserError(
-        "the file is not a supported type of data file", where=str(path), remedy=f"use one of {', '.join(SUFFIXES)}"
+        "the file type is not supported", where=str(path), remedy=f"use one of the file types {', '.join(SUFFIXES)}"
     )
 
 
@@ -162,15 +162,17 @@ def _read_json_lines(path: Path, limit: int | None) -> RawRows:
             offsets.append(offset)
             numbers.append(number)
 
+    changed = f"{path} changed while the run was reading it; restore the original file, then resume the run"
+
     def fetch(index: int) -> RawRow:
         with path.open("rb") as lines:
             lines.seek(offsets[index])
             try:
                 row = loads_finite(lines.readline())
             except ValueError as error:
-                raise OperationError(f"{path} changed while the run was reading it") from error
+                raise OperationError(changed) from error
         if not isinstance(row, dict):
-            raise OperationError(f"{path} changed while the run was reading it")
+            raise OperationError(changed)
         return row
 
     return RawRows(len(offsets), fetch, lambda index: f"{path}:{numbers[index]}")
@@ -259,7 +261,7 @@ def _read_parquet(path: Path, limit: int | None) -> RawRows:
     try:
         table = parquet.read_table(path)
     except ArrowException as error:
-        raise UserError(f"the file is not a Parquet file ({first_line(error)})", where=str(path)) from error
+        raise UserError(f"the file cannot be read as Parquet ({first_line(error)})", where=str(path)) from error
     rows = table.slice(0, limit).to_pylist() if limit is not None else table.to_pylist()
     return RawRows.of(rows, lambda index: f"{path} row {index}")
 
@@ -358,12 +360,12 @@ def _read_generator(source: DataSource, key: str, split: str, seed: int) -> RawR
         raise UserError(
             f"the function raised {type(error).__name__}: {error}",
             where=where,
-            remedy="make the function accept function(seed, split, limit=..., options=...) and return an iterable of "
-            "dicts",
+            remedy="correct the function; it is called as function(seed, split, limit=..., options=...) and must "
+            "return an iterable of dicts",
         ) from error
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise UserError(f"row {index} is {type(row).__name__}, not a dict", where=where)
+            raise UserError(f"row {index} must be a dict, not {type(row).__name__}", where=where)
         for column, value in row.items():
             if isinstance(value, float) and not math.isfinite(value):
                 what = f"row {index}: `{column}` is {value}"

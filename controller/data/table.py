@@ -54,7 +54,7 @@ class Table:
         self.fingerprint = digest.hexdigest()
         """Hash of the rows and their order; a resumed run must find the same rows."""
         if not self._kept:
-            raise UserError(f"no row is usable; the problem of the first row: {self.skipped[0]}", where=reader.key)
+            raise UserError(f"no row is usable; the problem with the first row: {self.skipped[0]}", where=reader.key)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -306,7 +306,7 @@ def _column(raw: RawRow, column: str, role: str, key: str, where: str) -> Any:
         raise UserError(
             f"there is no column `{column}`",
             where=where,
-            remedy=f"{hint}; map the right column with {key}.columns.{role}=...",
+            remedy=f"{hint}; map the correct column with {key}.columns.{role}=...",
         )
     return value
 
@@ -337,7 +337,7 @@ def _messages(value: Any, column: str, where: str) -> list[dict[str, Any]]:
         raise UserError(f"`{column}` is empty", where=where, remedy="remove the row")
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise UserError(f"a message of `{column}` must have role and content", where=where)
+            raise UserError(f"each message in `{column}` must have a `role` and a `content`", where=where)
     return [dict(message) for message in value]
 
 
@@ -374,7 +374,9 @@ def _plain_value(value: Any, name: str, where: str) -> Any:
             value.encode()
         except UnicodeEncodeError as error:
             raise UserError(
-                f"`{name}` contains an unpaired surrogate, which is not valid Unicode", where=where
+                f"`{name}` contains an unpaired surrogate, which is not valid Unicode",
+                where=where,
+                remedy="remove or replace this character",
             ) from error
         return value
     if isinstance(value, int):

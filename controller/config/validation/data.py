@@ -25,7 +25,7 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     for name in config.data.eval_sets:
         if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) is None:
             what = "is not a valid name for an evaluation set, because the name becomes part of metric names"
-            yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 letters, digits, _, . and -")
+            yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 characters: letters, digits, _, . and -")
     if config.data.eval is not None and config.data.eval_sets:
         yield Problem(("data.eval_sets", "data.eval"), "are mutually exclusive", "set only one of the two")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:
@@ -44,8 +44,8 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     if config.data.mix and config.data.epochs is not None:
         yield Problem(
             ("data.epochs", "data.mix"),
-            "counts passes over one data set, but several are mixed, and the one with the largest ratio would end the "
-            "run",
+            "counts passes over a single data set, but data.mix adds data sets, which would complete a pass at "
+            "different times",
             "set data.epochs: null, and set num_steps to the length of the run",
         )
     if config.eval.every_steps and not config.data.eval_sources:
@@ -106,7 +106,7 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         if key not in ("prompt", "messages", "answer", "response"):
             yield Problem(
                 (f"{path}.columns.{key}",),
-                "is not a column that can be mapped (other columns are kept under their own names)",
+                "is not a role to which a column can be mapped (other columns are kept under their own names)",
                 "use prompt, messages, answer or response as the key, and the name of your column as the value",
             )
         elif source.columns[key] is None and key != "answer":

@@ -173,34 +173,40 @@ def _traffic_problems(config: RunConfig) -> Iterator[Problem]:
     """Settings that the workflow `traffic` requires, or that have no effect with it."""
     port, key = config.rollout.workflow_options.get("port"), "rollout.workflow_options.port"
     if port is None:
-        yield Problem(("rollout.workflow_options",), "workflow `traffic` requires a port for clients", "port: 8001")
+        yield Problem(
+            ("rollout.workflow_options",),
+            "the workflow `traffic` requires a port for clients",
+            "set, for example, port: 8001",
+        )
     elif isinstance(port, int) and port + config.rollout.num_workers > 65536:
-        what = f"there are no {config.rollout.num_workers} ports from {port} on, one for each worker"
-        yield Problem((key, "rollout.num_workers"), what, "a lower port")
+        last = port + config.rollout.num_workers - 1
+        what = f"each worker needs its own port, so the last port would be {last}, but the maximum is 65535"
+        yield Problem((key, "rollout.num_workers"), what, "set a lower port")
     if config.group_size != 1:
-        what = f"a client has a conversation once, so there are no {config.group_size} samples of one"
-        yield Problem(("group_size", "rollout.workflow"), what, "group_size: 1")
+        what = f"each conversation takes place only once, so there cannot be {config.group_size} samples of it"
+        yield Problem(("group_size", "rollout.workflow"), what, "set group_size: 1")
     if config.data.train.generator != "traffic":
-        what = "is not used: clients of the workflow traffic write the messages"
-        yield Problem(("data.train", "rollout.workflow"), what, "data.train: {generator: traffic}")
+        what = "has no effect with the workflow `traffic`, because clients write the messages"
+        yield Problem(("data.train", "rollout.workflow"), what, "set data.train: {generator: traffic}")
     for name, is_given, remedy in (
-        ("data.eval", bool(config.data.eval_sources), "remove it"),
-        ("data.mix", bool(config.data.mix), "remove it"),
-        ("reward.scorers", bool(config.reward.scorers), "reward.scorers: []"),
-        ("reward.environment", config.reward.environment is not None, "remove it"),
+        ("data.eval", bool(config.data.eval_sources), "remove this setting"),
+        ("data.mix", bool(config.data.mix), "remove this setting"),
+        ("reward.scorers", bool(config.reward.scorers), "set reward.scorers: []"),
+        ("reward.environment", config.reward.environment is not None, "remove this setting"),
     ):
         if is_given:
-            what = "is not used: prompts and rewards of the workflow traffic come from clients"
+            what = "has no effect with the workflow `traffic`, because prompts and rewards come from clients"
             yield Problem((name, "rollout.workflow"), what, remedy)
     if config.rollout.safety:
-        what = "the workflow traffic answers clients directly, so safety stages cannot refuse or mask what they get"
-        yield Problem(("rollout.safety", "rollout.workflow"), what, "remove it")
+        what = "the workflow `traffic` answers clients directly, so safety stages cannot block or mask answers"
+        yield Problem(("rollout.safety", "rollout.workflow"), what, "remove this setting")
     if not isinstance(config.reward.on_failure, str):
-        what = "conversations without a reward are handled by rollout.workflow_options.on_missing_reward"
-        yield Problem(("reward.on_failure", "rollout.workflow"), what, "remove it, and set on_missing_reward")
+        used = "rollout.workflow_options.on_missing_reward"
+        what = f"with the workflow `traffic`, {used} determines what happens to conversations without a reward"
+        yield Problem(("reward.on_failure", "rollout.workflow"), what, f"remove this setting, and set {used}")
     if config.rollout.prompt_template is not None:
-        what = "the workflow traffic formats messages with the chat template, which this replaces"
-        yield Problem(("rollout.prompt_template",), what, "leave it out")
+        what = "the workflow `traffic` formats messages with the chat template, which this setting replaces"
+        yield Problem(("rollout.prompt_template",), what, "remove this setting")
 
 
 def rollout_problems(config: RunConfig) -> Iterator[Problem]:
@@ -217,8 +223,9 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     if workflow == "traffic":
         yield from _traffic_problems(config)
     elif config.data.train.generator == "traffic":
-        what = "its rows have no content: they stand for conversations of clients"
-        yield Problem(("data.train.generator", "rollout.workflow"), what, "rollout.workflow: traffic")
+        what = "the generator `traffic` produces rows without content, which only the workflow `traffic` can use"
+        remedy = "set rollout.workflow: traffic, or choose a different source of rows"
+        yield Problem(("data.train.generator", "rollout.workflow"), what, remedy)
     if workflow in TAKES_TURNS and config.reward.environment is None and not config.reward.addresses:
         what = f"the workflow `{workflow}` requires an environment, but none is configured"
         yield Problem(("reward.environment",), what, f"set reward.environment: {TAKES_TURNS[workflow]}")

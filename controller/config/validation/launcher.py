@@ -66,7 +66,7 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("rollout.engine.python", "launch.kind"),
             f"`{python}` is a relative path, but the current folder differs between nodes",
-            f"use an absolute path of the {engine.title} interpreter that is valid on every node",
+            f"use the absolute path of the {engine.title} interpreter, which must be valid on every node",
         )
 
 

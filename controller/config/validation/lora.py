@@ -39,7 +39,8 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
     if lora.publish == "adapter" and config.trainer.weights.transfer.needs_process_group:
         yield Problem(
             (PUBLISH_KEY, "trainer.weights.kind"),
-            "a process group loads weights into the engine unchanged, but an adapter must be merged first",
+            "a process group writes weights directly into the engine, but a published adapter must first be merged "
+            "into the starting model",
             "set publish: merged, or choose a different trainer.weights.kind",
         )
 

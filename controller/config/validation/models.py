@@ -61,7 +61,7 @@ def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> 
         yield Problem((f"{key}.path", f"{key}.source", key), what, remedy)
         return
     if model.path == "":
-        yield Problem((f"{key}.path",), "is empty", "specify a Hugging Face folder")
+        yield Problem((f"{key}.path",), "is empty", "specify a Hugging Face model folder")
     if model.refresh_every is not None and model.source != "policy":
         what = "only a copy of the policy can be refreshed"
         yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "set source: policy, or remove refresh_every")
@@ -76,7 +76,7 @@ def _endpoint_problems(key: str, model: CalledModelSettings) -> Iterator[Problem
     for name in ("source", "path", "adapter", "refresh_every", *OWN_WEIGHTS_KEYS):
         if getattr(model, name) is not None:
             what = "has no effect on a model behind an endpoint"
-            yield Problem((f"{key}.{name}", f"{key}.endpoint"), what, "leave one of the two out")
+            yield Problem((f"{key}.{name}", f"{key}.endpoint"), what, "remove one of the two keys")
     if model.trained:
         what = "a model behind an endpoint cannot be trained"
         yield Problem((f"{key}.trained", f"{key}.endpoint"), what, "set trained: false")
@@ -110,7 +110,8 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
     transfer = config.trainer.weights.transfer
     if model.refresh_every is not None and transfer.needs_process_group:
         what = f"a refreshed copy is loaded from files, but `{transfer.name}` transfers versions without files"
-        yield Problem((f"{key}.refresh_every", "trainer.weights.kind"), what, "set kind to shm or stream")
+        keys = (f"{key}.refresh_every", "trainer.weights.kind")
+        yield Problem(keys, what, "set trainer.weights.kind to shm or stream")
 
 
 def _role_problems(config: RunConfig, key: str, model: CalledModelSettings) -> Iterator[Problem]:

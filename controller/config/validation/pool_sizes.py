@@ -100,19 +100,23 @@ def fit_problem(config: RunConfig, num_gpus: int) -> Problem | None:
     if wanted <= num_gpus or resolved(config.rollout.engine.device) != "cuda":
         return None
     pools = {pool.name: pool for pool in pool_sizes(config) if pool.gpus}
-    listed = " and ".join(f"{name} {pool.words}" for name, pool in pools.items())
-    together = " together" if len(pools) > 1 and not config.is_colocated else ""
+    listed = "; ".join(f"{name}: {pool.words}" for name, pool in pools.items())
+    shared = ", on the same GPUs" if len(pools) > 1 and config.is_colocated else ""
     rest = num_gpus if config.is_colocated else num_gpus - sum(p.gpus for n, p in pools.items() if n != "rollout")
     most = max(0, rest) // pools["rollout"].gpus_each
-    remedy = (
-        f"set rollout.num_workers: {most}, or placement: colocated with mode: sync"
-        if most
-        else "set placement: colocated"
-    )
+    fewer_workers = f"set rollout.num_workers: {most:g}"
+    if config.is_colocated:
+        fits = {name: pool.gpus <= num_gpus for name, pool in pools.items()}
+        changes = [fewer_workers] if most and not fits["rollout"] else []
+        changes += ["reduce trainer.ranks"] if not fits.get("trainer", True) else []
+        remedy = ", and ".join(changes) or "use a machine with more GPUs"
+    else:
+        shared_gpus = "placement: colocated with mode: sync"
+        remedy = f"{fewer_workers}, or {shared_gpus}" if most else f"set {shared_gpus}"
     return Problem(
         ("rollout.num_workers", "trainer.ranks"),
-        f"{listed} need {wanted} GPUs{together}, but this machine has {num_gpus}",
-        remedy if not config.is_colocated else f"set rollout.num_workers: {most}, or reduce trainer.ranks",
+        f"the run requires {units(wanted, 'GPU')} ({listed}{shared}), but this machine has {num_gpus}",
+        remedy,
     )
 
 

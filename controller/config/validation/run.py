@@ -109,7 +109,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
         yield Problem(
             ("model", "model.path", "model.init"),
             what,
-            "set model.path to a Hugging Face folder, or model.init to a config",
+            "set model.path to a Hugging Face model folder or Hub name, or model.init to a model config",
         )
         return
     if model.init is not None:
@@ -126,7 +126,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
                 f"set model.tokenizer to a tokenizer folder, or to {' or '.join(BUILT_IN_TOKENIZERS)}",
             )
     if model.path == "":
-        yield Problem(("model.path",), "is empty", "specify a Hugging Face folder")
+        yield Problem(("model.path",), "is empty", "specify a Hugging Face model folder or Hub name")
     if model.tokenizer.startswith("characters:") and model.tokenizer not in BUILT_IN_TOKENIZERS:
         yield Problem(
             ("model.tokenizer",),
@@ -230,7 +230,7 @@ def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
         formula = f"(max_staleness + 1) * {formula}"
     yield Problem(
         keys,
-        f"{formula} allows {samples:,} samples in flight, whose states alone, without tokens, need at least "
+        f"{formula} allows {samples:,} samples in flight; their state alone, without tokens, requires at least "
         f"{size_text(samples * limits.SAMPLE_BYTES)} of memory in the controller",
         f"reduce one of these settings, so that at most {limits.SAMPLES_IN_FLIGHT:,} samples are in flight",
     )
@@ -256,13 +256,14 @@ def _context(config: RunConfig) -> Iterator[Problem]:
         if length >= context:
             yield Problem(
                 (key, "rollout.engine.max_context"),
-                f"{length} answer tokens leave no room for a prompt in a context of {context}",
+                f"{length} answer tokens leave no room for a prompt in a context of {context} tokens",
                 f"set this key to at most {context - 1}, or increase rollout.engine.max_context",
             )
     if config.trainer.micro_batch_tokens < context:
         yield Problem(
             ("trainer.micro_batch_tokens", "rollout.engine.max_context"),
-            f"a sequence of up to {context} tokens must fit in one micro-batch of {config.trainer.micro_batch_tokens}",
+            f"a sequence of up to {context} tokens must fit in one micro-batch of {config.trainer.micro_batch_tokens} "
+            "tokens",
             f"set micro_batch_tokens to at least {context}",
         )
     limit = context_limit(config.model.init or {})
@@ -273,7 +274,8 @@ def _context(config: RunConfig) -> Iterator[Problem]:
         if sft.micro_batch_tokens < sft.max_tokens:
             yield Problem(
                 ("warm_start.sft.micro_batch_tokens", "warm_start.sft.max_tokens"),
-                f"a sequence of up to {sft.max_tokens} tokens must fit in one micro-batch of {sft.micro_batch_tokens}",
+                f"a sequence of up to {sft.max_tokens} tokens must fit in one micro-batch of {sft.micro_batch_tokens} "
+                "tokens",
                 f"set micro_batch_tokens to at least {sft.max_tokens}",
             )
 
@@ -285,10 +287,10 @@ def _reward(config: RunConfig) -> Iterator[Problem]:
             remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(SCORERS)}, or module:function"
             yield Problem((f"reward.scorers.{index}.kind",), f"there is no scorer `{scorer.kind}`", remedy)
         if scorer.held_out and (scorer.weight != 0 or scorer.gate is not None):
-            what = "is part of the reward" if scorer.weight != 0 else "has a gate"
+            what = "be part of the reward" if scorer.weight != 0 else "have a gate"
             remedy = "set weight: 0" if scorer.weight != 0 else "remove gate"
             keys = tuple(f"reward.scorers.{index}.{name}" for name in ("held_out", "gate" if scorer.gate else "weight"))
-            yield Problem(keys, f"a scorer with `held_out: true` {what}", f"{remedy}, or remove held_out")
+            yield Problem(keys, f"a scorer with `held_out: true` cannot {what}", f"{remedy}, or remove held_out")
     for key, what, remedy in contradictions(config.reward):
         yield Problem((f"reward.{key}",), what, remedy)
     longest = config.sampling.max_new_tokens
@@ -327,8 +329,8 @@ def _swap(config: RunConfig) -> Iterator[Problem]:
     if config.trainer.weights.swap == "rolling" and config.rollout.interruption == "drain":
         yield Problem(
             ("trainer.weights.swap", "rollout.interruption"),
-            "with `drain`, each worker finishes its answers before it swaps, so in a rolling swap the last worker "
-            "would wait for all others",
+            "with `interruption: drain`, each worker finishes its answers before it loads a version, so in a rolling "
+            "swap the last worker would wait for all others",
             "set swap: together, or set interruption to recompute or keep_kv",
         )
 

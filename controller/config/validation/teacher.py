@@ -36,11 +36,12 @@ def _endpoint_problems(config: RunConfig, key: str, name: str) -> Iterator[Probl
     assert endpoint is not None
     if endpoint.api != "tokens":
         what = f"the teacher `{name}` must return log-probs of given tokens, which chat completions do not"
-        yield Problem((f"{key}.api", KEY), what, "api: tokens, at a server such as vLLM's")
+        yield Problem((f"{key}.api", KEY), what, "set api: tokens, and use a server that supports it, such as vLLM")
     if config.sampling.temperature != 1.0:
         heat = config.sampling.temperature
         what = f"the endpoint of `{name}` returns log-probs at temperature 1, but samples are drawn at {heat:g}"
-        yield Problem((key, "sampling.temperature"), what, "sampling.temperature: 1, or a teacher with weights (path)")
+        remedy = "set sampling.temperature: 1, or use a teacher with weights (path)"
+        yield Problem((key, "sampling.temperature"), what, remedy)
 
 
 def _model_problems(config: RunConfig, name: str) -> Iterator[Problem]:

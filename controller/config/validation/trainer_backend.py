@@ -33,7 +33,8 @@ def backend_problems(config: RunConfig) -> Iterator[Problem]:
         able = [known.when_colocated for known in REGISTERED.values() if known.when_colocated]
         yield Problem(
             ("trainer.backend", "placement"),
-            f"{trainer.backend} keeps its state on the devices between steps",
+            f"with placement: colocated, the trainer must release the devices between steps, but {trainer.backend} "
+            "keeps its state on them",
             f"set trainer.backend: {', or '.join(able)}",
         )
 

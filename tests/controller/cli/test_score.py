@@ -75,7 +75,7 @@ def test_an_interruption_is_reported_and_is_the_exit_status(
         (
             OSError(28, "No space left on device"),
             1,
-            "out.jsonl: No space left on device; run the same command again to continue",
+            "out.jsonl: No space left on device; after fixing the cause, run the same command again to continue",
         ),
     ],
 )

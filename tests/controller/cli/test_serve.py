@@ -82,7 +82,7 @@ def test_a_version_of_a_run_is_its_checkpoint(tmp_path: Path, monkeypatch: pytes
         (["models/mine", "--port", "65536"], "'65536' is not a port"),
         (
             ["models/mine", "--max-context", "1"],
-            "'1' is too small: the context must have room for a prompt and an answer",
+            "'1' is too small: the minimum is 2, one token of the prompt and one of the answer",
         ),
         (["models/mine", "--temperature", "-1"], "'-1' is not a number from 0"),
         (["models/mine", "--key-file", "none.txt"], "error: --key-file: none.txt cannot be read"),
@@ -245,7 +245,7 @@ def test_safety_stages_are_those_of_the_file_else_of_the_run(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("kind: words", "the file must contain a list of stages"),
+        ("kind: words", "must contain a list of stages"),
         ("- {kind: word}", "there is no stage `word`"),
         ("- {kind: words, options: {file: missing.txt}}", "missing.txt"),
         ("- {kind: secrets, colour: red}", r"stages.0.colour: Extra inputs are not permitted"),

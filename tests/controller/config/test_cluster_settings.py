@@ -54,7 +54,7 @@ def test_weights_that_other_hosts_cannot_see_are_refused(kind: str):
         ("launch.ray.rollout={resources: {GPU: 1}}", "launch.ray.rollout.gpus"),
         ("launch.ray.trainer={resources: {disk: 0}}", "must be greater than 0"),
         ("launch.ray.rolout={cpus: 1}", "did you mean launch.ray.rollout"),
-        ("rollout.engine.kind=sglang", "use an absolute path of the SGLang interpreter"),
+        ("rollout.engine.kind=sglang", "use the absolute path of the SGLang interpreter"),
     ],
 )
 def test_what_cannot_work_on_a_cluster_is_refused_with_a_remedy(override: str, words: str):

@@ -106,7 +106,7 @@ def test_tokens_that_a_step_after_the_checkpoint_may_reuse_are_kept() -> None:
 
 
 def test_a_reused_group_must_be_within_the_bound() -> None:
-    with pytest.raises(ValueError, match="within the staleness bound"):
+    with pytest.raises(ValueError, match="must not exceed the staleness bound"):
         CoordinatorSettings(**{**SETTINGS, "max_staleness": 1})
     CoordinatorSettings(**{**SETTINGS, "max_staleness": 1, "on_stale": "keep"})
     CoordinatorSettings(**{**SETTINGS, "max_staleness": None})

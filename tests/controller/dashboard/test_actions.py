@@ -36,7 +36,7 @@ def test_no_other_command_can_be_reached(action):
 
 @pytest.mark.parametrize("worker", ["", "trainer", "--timeout", "rollout-", "rollout-1 x", "rollout-1\n"])
 def test_a_worker_is_a_rollout_worker_and_no_option(worker):
-    with pytest.raises(UserError, match="no rollout worker was specified"):
+    with pytest.raises(UserError, match="the request does not name a rollout worker"):
         words_of(FOLDER, "drain", worker)
 
 

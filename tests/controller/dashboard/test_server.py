@@ -192,7 +192,7 @@ def test_an_error_of_ours_is_an_answer_too(runs, monkeypatch):
         for path in ("/run/mine", "/events"):
             async with client.get(path) as answer:
                 assert answer.status == 500
-                assert "cannot be shown (division by zero)" in (await answer.json())["error"]
+                assert "the request failed (division by zero)" in (await answer.json())["error"]
                 assert answer.headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"]
 
     monkeypatch.setattr("controller.dashboard.server.find_run", fail)
@@ -269,7 +269,7 @@ def test_the_token_in_an_address_or_a_cookie_is_none_for_an_action(runs):
     ("request_", "status", "words"),
     [
         ({"action": "resume"}, 404, "there is no action"),
-        ({"action": "drain"}, 404, "no rollout worker was specified"),
+        ({"action": "drain"}, 404, "the request does not name a rollout worker"),
         ({"name": "absent"}, 404, "there is no run"),
         ({"body": []}, 400, "not a JSON object"),
         ({"body": {"worker": 1}}, 400, "worker"),

@@ -348,7 +348,7 @@ def test_function_of_the_users_is_called_with_seed_split_limit_and_options(own: 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"n": 1}, 7], "row 1 is int, not a dict"),
+        ([{"n": 1}, 7], "row 1 must be a dict, not int"),
         ([{"n": 1}, {"a": 1, "x": float("nan")}], "row 1: `x` is nan"),
         ([{"x": float("-inf")}], "row 0: `x` is -inf"),
         (7, "the function raised TypeError"),

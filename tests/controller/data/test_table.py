@@ -126,7 +126,7 @@ class TestColumns:
             ({"prompt": " ", "answer": "1"}, "is empty"),
             ({"prompt": 3, "answer": "1"}, "text or a list of messages, not int"),
             ({"prompt": [], "answer": "1"}, "is empty"),
-            ({"prompt": [{"role": "user"}], "answer": "1"}, "role and content"),
+            ({"prompt": [{"role": "user"}], "answer": "1"}, "a `role` and a `content`"),
             ({"prompt": "p", "answer": "1", "big": 2**70}, "64 bits"),
             ({"prompt": "p\ud800", "answer": "1"}, "an unpaired surrogate"),
         ],
@@ -206,8 +206,8 @@ class TestFiles:
             ("a.json", b"[]", "no rows"),
             ("a.json", b"", "contains no rows"),
             ("a.jsonl.gz", b"not gzip", "cannot be read"),
-            ("a.parquet", b"not parquet", "not a Parquet file"),
-            ("a.txt", b"x", "one of .jsonl"),
+            ("a.parquet", b"not parquet", "cannot be read as Parquet"),
+            ("a.txt", b"x", "one of the file types .jsonl"),
         ],
     )
     def test_unusable_content_is_refused_with_its_place(
@@ -321,7 +321,7 @@ class TestGenerators:
         assert load_train(config_of(source, seed=5))[2] == {"prompt": "train 5 2", "answer": "7"}
         for name, words in (
             ("own_rows:bad", "raised KeyError"),
-            ("own_rows:odd", "is int, not a dict"),
+            ("own_rows:odd", "must be a dict, not int"),
             ("own_rows:row", "did you mean own_rows:rows"),
             ("no_such_rows:f", "cannot be imported"),
         ):

@@ -93,7 +93,7 @@ def reader(row: dict[str, Any], key: str = "data.train", **columns: str | None) 
 )
 def test_message_without_a_role_in_words_and_content_is_refused(message: Any) -> None:
     row = {"messages": [message, USER], "answer": "1"}
-    with pytest.raises(UserError, match="a message of `messages` must have role and content") as raised:
+    with pytest.raises(UserError, match="each message in `messages` must have a `role` and a `content`") as raised:
         reader(row).read(row, "rows.jsonl:7")
     assert raised.value.where == "rows.jsonl:7"
 
@@ -155,7 +155,8 @@ def test_missing_column_is_named_with_the_way_to_map_it() -> None:
     assert e.value.remedy == "map the column with data.train.columns.prompt=promt; existing columns: promt, answer"
     with pytest.raises(UserError, match="no column `ask`") as e:
         reader({"prompt": "p", "answer": 1}, prompt="ask")
-    assert e.value.remedy == "existing columns: prompt, answer; map the right column with data.train.columns.prompt=..."
+    remedy = "existing columns: prompt, answer; map the correct column with data.train.columns.prompt=..."
+    assert e.value.remedy == remedy
     with pytest.raises(UserError, match="no column for the response") as e:
         reader({"prompt": "p", "x": 1}, "warm_start.data")
     assert "columns.answer=null" not in str(e.value.remedy)

@@ -101,7 +101,7 @@ def test_a_resume_reads_the_recorded_set_and_not_the_file(
     assert first.fingerprint == again.fingerprint
     (cleaned_folder(folder.root) / "rows.jsonl").unlink()
     folder.write_state("stopped")
-    with pytest.raises(UserError, match="the file of rows that were cleaned for this run is missing"):
+    with pytest.raises(UserError, match="the file with the cleaned rows of this run is missing"):
         jobs.resume(folder.root)
     with pytest.raises(UserError, match="missing"):
         as_recorded(config, folder.root)

@@ -50,8 +50,7 @@ def test_a_valid_configuration_is_accepted_and_written_out_unchanged() -> None:
         ),
         (
             {"mode": "sync", "placement": "colocated"},
-            "keeps its state on the devices between steps"
-            " -> set trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
+            "keeps its state on them -> set trainer.backend: torch, or fsdp with trainer.fsdp.cpu_offload: true",
         ),
         (
             {"trainer__critic": {}, "trainer__advantage": {"kind": "gae"}},

@@ -42,10 +42,14 @@ def test_a_pool_that_says_another_number_than_its_workers_keeps_one_of_the_two()
     [
         ({**CUDA, "rollout__num_workers": 8}, 8,
          "set rollout.num_workers: 7, or placement: colocated with mode: sync"),
-        ({**CUDA, "rollout__num_workers": 2}, 1, "set placement: colocated"),
+        ({**CUDA, "rollout__num_workers": 2}, 1, "set placement: colocated with mode: sync"),
         ({**sglang(2), "rollout__num_workers": 4}, 6,
          "set rollout.num_workers: 2, or placement: colocated with mode: sync"),
-        ({**CUDA, **COLOCATED, "rollout__num_workers": 3}, 2, "set rollout.num_workers: 2, or reduce trainer.ranks"),
+        ({**CUDA, **COLOCATED, "rollout__num_workers": 3}, 2, "set rollout.num_workers: 2"),
+        ({**CUDA, **COLOCATED, "trainer__ranks": 3}, 2, "reduce trainer.ranks"),
+        ({**CUDA, **COLOCATED, "rollout__num_workers": 3, "trainer__ranks": 3}, 2,
+         "set rollout.num_workers: 2, and reduce trainer.ranks"),
+        ({**sglang(2), **COLOCATED, "rollout__num_workers": 1}, 1, "use a machine with more GPUs"),
     ],
 )  # fmt: skip
 def test_a_run_that_does_not_fit_is_offered_the_workers_that_would(
@@ -64,9 +68,10 @@ def test_pools_of_a_colocated_run_do_not_want_their_gpus_together() -> None:
     assert separate is not None
     assert shared is not None
     assert alone is not None
-    assert "need 3 GPUs together, but this machine has 2" in separate.what
-    assert "need 3 GPUs" in shared.what
-    assert alone.what == "rollout 3 workers x 1 GPU need 3 GPUs, but this machine has 2"
+    devices = "rollout: 2 workers x 1 GPU; trainer: 1 rank x 1 GPU"
+    assert separate.what == f"the run requires 3 GPUs ({devices}), but this machine has 2"
+    assert "1 rank x 1 GPU, on the same GPUs), but this machine has 2" in shared.what
+    assert alone.what == "the run requires 3 GPUs (rollout: 3 workers x 1 GPU), but this machine has 2"
 
 
 def test_a_run_whose_devices_are_named_one_by_one_may_share_them() -> None:

@@ -39,7 +39,7 @@ def test_gpus_of_a_run_are_the_sum_and_of_a_colocated_one_the_larger() -> None:
 def test_what_does_not_fit_is_said_in_one_sentence_with_what_would() -> None:
     assert fit_problem(make(**CUDA, rollout__num_workers=7), 8) is None
     problem = fit_problem(make(**SGLANG, rollout__num_workers=4), 8)
-    assert "rollout 4 workers x 2 GPUs and trainer 1 rank x 1 GPU need 9 GPUs together" in str(problem)
+    assert "the run requires 9 GPUs (rollout: 4 workers x 2 GPUs; trainer: 1 rank x 1 GPU)" in str(problem)
     assert "this machine has 8" in str(problem)
     assert "rollout.num_workers: 3" in str(problem)
     assert fit_problem(make(**CUDA, **COLOCATED), 1) is None

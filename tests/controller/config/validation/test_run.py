@@ -282,17 +282,21 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "must be the name of a column",
         ),
         ({"data.train": {"generator": "runing_sum"}}, "data.train.generator", "module:function"),
-        ({"data.mix": [{"generator": "running_sum"}], "data.epochs": 2}, "data.epochs", "several are mixed"),
+        ({"data.mix": [{"generator": "running_sum"}], "data.epochs": 2}, "data.epochs", "data.mix adds data sets"),
         ({"data.mix": [{"generator": "runing_sum"}]}, "data.mix.0.generator", "module:function"),
         ({"data.curriculum": {}, "data.epochs": 1}, "data.curriculum", "no row is used twice"),
         ({"data.eval": None, "eval.every_steps": 5}, "eval.every_steps", "data.eval is not set"),
         ({"reward.scorers": [{"kind": "maths"}]}, "reward.scorers.0.kind", "did you mean math"),
         ({"reward.scorers": [{"kind": "math", "weight": 0}]}, "reward.scorers", "weight 0"),
-        ({"reward.scorers": [{"kind": "math", "held_out": True}]}, "reward.scorers.0.held_out", "part of the reward"),
+        (
+            {"reward.scorers": [{"kind": "math", "held_out": True}]},
+            "reward.scorers.0.held_out",
+            "cannot be part of the reward",
+        ),
         (
             {"reward.scorers": [{"kind": "math"}, {"kind": "mine:score", "weight": 0, "held_out": True, "gate": {}}]},
             "reward.scorers.1.held_out",
-            "has a gate",
+            "cannot have a gate",
         ),
         ({"reward.on_failure": float("nan")}, "reward.on_failure", "finite"),
         ({"reward.addresses": ["gpu7:7000"]}, "reward.addresses.0", "tcp://host:port"),
@@ -624,7 +628,7 @@ class TestMachine:
     def test_more_gpus_than_there_are_is_absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine, "count_gpus", lambda: 2)
         config = make(trainer__device="cuda:1", rollout={"num_workers": 2, "engine": {"device": "cuda"}})
-        assert "need 3 GPUs together, but this machine has 2" in str(preflight.look(config, "train").absent[-1])
+        assert "; trainer: 1 rank x 1 GPU), but this machine has 2" in str(preflight.look(config, "train").absent[-1])
         config = make(trainer__device="cuda:5", rollout={"engine": {"device": "cuda:0"}})
         assert "cuda:5 is configured, but this machine has 2 GPUs" in str(preflight.look(config, "train").absent[-1])
 

@@ -102,7 +102,11 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
         ({"dataset": "a", "options": {"x": 1}}, "data.train.options", "has no effect with data.train.dataset"),
         ({"generator": "running_sum", "config": "x"}, "data.train.config", "has no effect with data.train.generator"),
         ({"generator": "running_sum", "columns": {"prompt": "x"}}, "data.train.columns", "has no effect with"),
-        ({"path": "a", "columns": {"promt": "x"}}, "data.train.columns.promt", "is not a column that can be mapped"),
+        (
+            {"path": "a", "columns": {"promt": "x"}},
+            "data.train.columns.promt",
+            "is not a role to which a column can be mapped",
+        ),
         ({"path": "a", "columns": {"prompt": None}}, "data.train.columns.prompt", "must be the name of a column"),
         (
             {"path": "a", "columns": {"prompt": "x", "messages": "y"}},
