@@ -149,6 +149,8 @@ def _cut(data: RunData) -> list[Rated]:
     limit = data.setting("sampling.max_new_tokens", "its limit")
     is_sound = is_learning(data)
     since = "" if found.early >= CUT_NOTABLE else f", up from {percent(found.early)} at first"
+    if trend(data, "turns_max").late > 1:
+        return [Rated(Weight.SIGNAL, _cut_episodes(found.late, since, is_sound=is_sound), found.late)]
     finding = Finding(
         "answers_cut",
         "info" if is_sound else "bad" if found.late >= CUT_BAD else "warning",
@@ -160,3 +162,16 @@ def _cut(data: RunData) -> list[Rated]:
         "the model never ends its answers, check its end-of-sequence token (sampling.stop_token_ids)",
     )
     return [Rated(Weight.SIGNAL, finding, found.late)]
+
+
+def _cut_episodes(share: float, since: str, *, is_sound: bool) -> Finding:
+    """Episodes of several turns. Those that fail usually go on until their last turn, so it is rarely the cause."""
+    return Finding(
+        "answers_cut",
+        "info" if is_sound else "warning",
+        f"{percent(share)} of the episodes ended at a limit instead of their end{since}",
+        "The limits are the number of turns, sampling.max_new_tokens and the context. An episode that does not succeed "
+        "usually ends at the number of turns",
+        "Read some episodes (areal-like samples). If they end in the middle of a solution, increase "
+        "rollout.workflow_options.max_turns, sampling.max_new_tokens or rollout.engine.max_context",
+    )

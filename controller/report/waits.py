@@ -25,8 +25,8 @@ from controller.report.shares import Shares
 
 MIN_STEADY_STEPS = 3
 """Minimum steps of the steady part of a run for shares of time."""
-WAIT_NOTABLE = 0.10
-"""The trainer's device is idle for a tenth of the time: more than the noise between two runs."""
+WAIT_NOTABLE = 0.20
+"""The trainer's device is idle for a fifth of the time: balanced runs on a machine with other work reach 0.16."""
 WAIT_BAD = 0.50
 """More than half of the trainer's time is wasted."""
 IDLE_NOTABLE = 0.40
@@ -36,7 +36,9 @@ IDLE_ALONE = 0.60
 BOTH_IDLE = 0.25
 """Below this idle share, while the trainer waits, rollout workers are not the cause."""
 SLOTS_EMPTY = 0.25
-"""Below this mean share of used slots, the wait is for the longest answers, not for slots."""
+"""Below this mean share of used slots, the wait is for the longest answers, not for slots ..."""
+IDLE_EMPTY = 0.10
+"""... if rollout workers are idle for this share of the time."""
 SCORE_IDLE = 0.20
 """Share of rollout time without generation because scores are missing; during generation, waits for scores cost
 nothing.
@@ -100,7 +102,7 @@ def _is_held_back(shares: Shares) -> bool:
     or workers would be empty too. A worker that waits for scores, or for the machine, is not limited by the bound.
     """
     idle = shares.rollout_idle if math.isnan(shares.idle_for_work) else shares.idle_for_work
-    is_empty = shares.slots_full < SLOTS_EMPTY and idle >= WAIT_NOTABLE
+    is_empty = shares.slots_full < SLOTS_EMPTY and idle >= IDLE_EMPTY
     return idle >= max(BOTH_IDLE, 0.5 * shares.trainer_wait) or is_empty
 
 

@@ -209,6 +209,16 @@ def test_answers_that_are_all_cut_are_bad():
     assert found.severity == "bad"
 
 
+def test_episodes_that_end_at_a_limit_do_not_explain_equal_rewards():
+    """An episode that never succeeds ends at its number of turns."""
+    silent = {"reward_std": 0.0, "advantage_abs_mean": 0.0}
+    rows = step_rows(reward_mean=0.0, cut_share=1.0, turns_max=3.0, **silent)
+    first, second, *_ = diagnose(made_run(steps=rows, samples=stats(np.zeros(320))))
+    assert (first.kind, second.kind, second.severity) == ("no_signal", "answers_cut", "warning")
+    assert second.title == "100 % of the episodes ended at a limit instead of their end"
+    assert "max_turns" in second.advice
+
+
 SILENT = {"reward_std": 0.0, "advantage_abs_mean": 0.0}
 
 
