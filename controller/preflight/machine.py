@@ -79,7 +79,8 @@ def devices(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 tuple(wanted),
                 what,
-                f"set rollout.num_workers: {max(1, num_gpus - 1)}, or use a device up to cuda:{num_gpus - 1}",
+                f"set rollout.num_workers: {max(1, num_gpus - 1)}, or choose an existing device (the last one is "
+                f"cuda:{num_gpus - 1})",
             )
 
 

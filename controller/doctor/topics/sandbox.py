@@ -29,7 +29,9 @@ def namespaces(machine: Machine) -> Finding:
         return NOT_HERE
     answer = machine.probe("namespaces", deadline_s=10)
     if not answer.data:
-        return warning(f"cannot be tested: {answer.fault}", "report this with the output of areal-like doctor --json")
+        return warning(
+            f"cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
+        )
     faults = answer.data["faults"]
     refused = {name: fault for name, fault in faults.items() if fault}
     if not refused:
@@ -106,7 +108,9 @@ def resource_limits(machine: Machine) -> Finding:
     """Check limits on memory, time, files and processes of one program."""
     answer = machine.probe("resource_limits", deadline_s=20)
     if not answer.data:
-        return warning(f"cannot be tested: {answer.fault}", "report this with the output of areal-like doctor --json")
+        return warning(
+            f"cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
+        )
     limits = answer.data["limits"]
     bound = [name for name, state in limits.items() if state == "bound"]
     loose = [name for name, state in limits.items() if state != "bound"]
@@ -130,7 +134,7 @@ def code_rewards(machine: Machine) -> Finding:
     except (ValueError, KeyError, TypeError):
         return warning(
             f"cannot be tested: {ran.fault or ran.err.strip()[-200:]}",
-            "report this with the output of areal-like doctor --json",
+            "report this error with the output of areal-like doctor --json",
         )
     if chosen in STRONG_LAYERS:
         return ok(f"programs run in layer {chosen}: {words}", chosen=chosen, parts=parts)

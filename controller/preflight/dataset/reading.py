@@ -178,7 +178,7 @@ def _parquet(path: Path) -> Iterator[Line]:
         raise UserError(
             f"the file is not a valid Parquet file ({first_line(error)})",
             where=str(path),
-            remedy="write the file again",
+            remedy="create the file again, or convert the data to JSONL",
         ) from error
 
 
