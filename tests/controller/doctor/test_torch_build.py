@@ -35,7 +35,7 @@ def test_missing_or_other_torch_is_a_problem_with_a_command(version: str) -> Non
 @pytest.mark.parametrize(
     ("fault", "advice"),
     [
-        ("no result within 60 s", "try again when it is idle"),
+        ("no result within 60 s", "try again when the machine is idle"),
         ("ended by SIGILL", "lacks instructions"),
         ("OSError: libcudnn.so.9: cannot open shared object file", "LD_LIBRARY_PATH"),
         ("something nobody has seen", "pip install --force-reinstall 'torch"),
