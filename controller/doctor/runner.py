@@ -64,7 +64,8 @@ def _overdue(check: Check) -> Finding:
     return Finding(
         "problem" if check.is_needed else "warning",
         f"no result within {check.deadline_s:g} s",
-        "a driver or a network file system hangs, or the machine is overloaded; try again when the machine is idle",
+        "a driver or a network file system may hang, or the machine may be overloaded; try again when the machine "
+        "is idle",
     )
 
 
@@ -80,5 +81,6 @@ def _raised(check: Check, error: BaseException) -> Finding:
     return Finding(
         "problem" if check.is_needed else "warning",
         f"the check itself failed: {type(error).__name__}{f': {text}' if text else ''}{where}",
-        "this is a bug in the doctor or in a package it checks; report it with the output of --json",
+        "this is a bug in the doctor or in a package that it checks; report the bug with the output of "
+        "areal-like doctor --json",
     )

@@ -15,7 +15,7 @@ def python_fault(found: tuple[int, ...]) -> str:
     if low <= found[:2] <= high:
         return ""
     needed = f"areal_like runs on Python {_dotted(low)} to {_dotted(high)}"
-    return f"{needed}, and this is {_dotted(found[:2])} ({sys.executable})"
+    return f"{needed}, but this is Python {_dotted(found[:2])} ({sys.executable})"
 
 
 def torch_fault(found: str | None) -> str:
@@ -23,12 +23,12 @@ def torch_fault(found: str | None) -> str:
     low, high = TORCH_RANGE
     needed = f"areal_like runs on torch {_dotted(low)} to {_dotted(high)}"
     if found is None:
-        return f"{needed}, and none is installed here ({sys.executable})"
+        return f"{needed}, but torch is not installed ({sys.executable})"
     try:
         parts = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
     except ValueError:
-        return f"{needed}, but this one reports {found}"
-    return "" if low <= parts <= high else f"{needed}, and this is {found} ({sys.executable})"
+        return f"{needed}, but the version of the installed torch is {found}"
+    return "" if low <= parts <= high else f"{needed}, but torch {found} is installed ({sys.executable})"
 
 
 def _dotted(parts: tuple[int, ...]) -> str:

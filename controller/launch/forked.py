@@ -265,7 +265,7 @@ class Forker:
         if self._gone.is_set():
             return
         self._gone.set()
-        log.info("fork server %s: %s", self._process.pid if self._process else "", why)
+        log.info("fork server (process %s): %s", self._process.pid if self._process else "unknown", why)
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:

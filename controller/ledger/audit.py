@@ -394,7 +394,10 @@ class _Audit:
     def _recount_reused(self, step: int, groups: tuple[BatchGroup, ...], lineage: _Lineage) -> None:
         """Check the groups of earlier steps that a step trained on again."""
         if len(groups) > lineage.replay_groups or len({group.group_id for group in groups}) != len(groups):
-            self._find("exactly-once", f"step {step} reused {len(groups)} groups, at most {lineage.replay_groups}")
+            self._find(
+                "exactly-once",
+                f"step {step} reused {len(groups)} groups, but at most {lineage.replay_groups} are allowed",
+            )
         for group in groups:
             if group.group_id not in self._first_steps:
                 self._find("exactly-once", f"step {step} reused group {group.group_id} of no earlier step")
@@ -403,8 +406,8 @@ class _Audit:
             if self._num_reuses[group.group_id] > lineage.replay_max_reuses:
                 self._find(
                     "exactly-once",
-                    f"step {step} reused group {group.group_id} for time {self._num_reuses[group.group_id]}, "
-                    f"at most {lineage.replay_max_reuses}",
+                    f"step {step} reused group {group.group_id}, which is reuse {self._num_reuses[group.group_id]} of "
+                    f"this group, but at most {lineage.replay_max_reuses} are allowed",
                 )
             samples = self._samples.get(group.group_id, {})
             oldest = min((sample.first_version for sample in samples.values()), default=NO_VERSION)

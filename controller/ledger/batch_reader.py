@@ -63,7 +63,9 @@ class BatchReader:
         try:
             return {batch.step: batch for batch in read_batches(self._db)}
         except (sqlite3.Error, ValueError) as error:
-            raise LedgerError(f"the recorded batches cannot be read ({error})") from error
+            raise LedgerError(
+                f"the recorded batches cannot be read ({error}); run areal-like verify to see what is damaged"
+            ) from error
 
     def starts(self) -> list[tuple[str, int]]:
         """Lineage and starting version of each start of the trainer, in order."""
@@ -105,14 +107,16 @@ class BatchReader:
         query = "SELECT file, offset, size FROM samples WHERE group_id = ? AND sample_index = ?"
         rows = list(self._read(query, (group_id, sample_index)))
         if not rows or rows[0][0] is None or self._segments is None:
-            raise LedgerError(f"{what} are no longer stored")
+            raise LedgerError(f"{what} are no longer stored (see ledger.keep_mb)")
         try:
             return unpack_sample(self._segments.read(Location(*rows[0])))[0]
         except ValueError as error:
-            raise LedgerError(f"{what} are damaged ({error})") from error
+            raise LedgerError(f"{what} are damaged ({error}); run areal-like verify to see what is damaged") from error
 
     def _read(self, query: str, values: Iterable[object] = ()) -> list[tuple]:
         try:
             return self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.Error as error:
-            raise LedgerError(f"the ledger cannot be read ({error})") from error
+            raise LedgerError(
+                f"the ledger cannot be read ({error}); run areal-like verify to see what is damaged"
+            ) from error

@@ -214,7 +214,9 @@ class Ledger:
         except (sqlite3.Error, OSError) as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise LedgerError(f"old tokens cannot be removed from {self._path} ({error})") from error
+            raise LedgerError(
+                f"old tokens cannot be removed from {self._path} ({error}); check the disk and its free space"
+            ) from error
         return PurgeReport(num_samples=num_samples, num_files=len(doomed), freed_bytes=freed)
 
     # ------------------------------------------------------------ reading
@@ -323,7 +325,9 @@ class Ledger:
             for row in rows:
                 whole = whole.joined(unpack_segment(self._segments.read(Location(*row))))
         except ValueError as error:
-            raise LedgerError(f"{self._path}: tokens of group {group_id} are damaged ({error}); {REMEDY}") from error
+            raise LedgerError(
+                f"{self._path}: the tokens of group {group_id} are damaged ({error}); {REMEDY}"
+            ) from error
         return whole
 
     def turn_checkpoint(self, group_id: int, sample_index: int) -> TurnCheckpoint | None:
@@ -339,7 +343,7 @@ class Ledger:
         try:
             return unpack_checkpoint(self._segments.read(Location(*row))) if row is not None else None
         except ValueError as error:
-            raise LedgerError(f"{self._path}: turns of group {group_id} are damaged ({error}); {REMEDY}") from error
+            raise LedgerError(f"{self._path}: the turns of group {group_id} are damaged ({error}); {REMEDY}") from error
 
     def trajectories(self, group_id: int, sample_index: int) -> tuple[Trajectory, ...]:
         """Read the tokens, log-probs and versions of a finished sample.
@@ -369,7 +373,7 @@ class Ledger:
         try:
             return unpack_sample(self._segments.read(Location(*row)))[0]
         except ValueError as error:
-            raise LedgerError(f"{self._path}: sample of group {group_id} is damaged ({error}); {REMEDY}") from error
+            raise LedgerError(f"{self._path}: a sample of group {group_id} is damaged ({error}); {REMEDY}") from error
 
     def batch_samples(self, groups: Sequence[BatchGroup], reused: Sequence[BatchGroup] = ()) -> tuple[BatchSample, ...]:
         """Read payloads and rewards of a batch. Repeated reads are from disk.

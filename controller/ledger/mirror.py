@@ -135,7 +135,7 @@ class LedgerHome:
         status = base.lstat()
         if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
             raise UserError(
-                "the folder belongs to another user, who could replace the ledger",
+                "this path is not a folder that belongs to you, so another user could replace the ledger",
                 where=str(base),
                 remedy="set launch.ray.local_dir to a folder on this machine that only you can write to",
             )

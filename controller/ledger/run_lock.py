@@ -24,7 +24,7 @@ def lock_folder(run_dir: Path) -> int:
         A file descriptor; the lock is held until it is closed or the process exits.
 
     Raises:
-        UserError: another process holds the lock, or the folder is not writable.
+        UserError: another process holds the lock, or the folder is not writable or has no locks.
         LedgerError: the disk fails or is full.
     """
     path = run_dir / LOCK_FILE
@@ -38,13 +38,20 @@ def lock_folder(run_dir: Path) -> int:
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         holder = os.pread(lock, 20, 0).decode(errors="replace").strip()
         os.close(lock)
         raise UserError(
             f"another controller (process {holder or 'unknown'}) has this run open",
             where=str(run_dir),
             remedy="wait for that controller to exit, or stop it",
+        ) from error
+    except OSError as error:
+        os.close(lock)
+        raise UserError(
+            f"files cannot be locked in this folder ({error.strerror})",
+            where=str(run_dir),
+            remedy="store runs on a local disk, for example with runs_dir=/local/runs",
         ) from error
     try:
         os.ftruncate(lock, 0)

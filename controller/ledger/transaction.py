@@ -121,7 +121,7 @@ class Burst:
                     self._put("trainer_restart", self.seq, effect.lineage, trainer_died)
                 self._add_fact("lineage")
             case _:
-                raise AssertionError(f"not a ledger effect: {effect!r}")
+                raise AssertionError(f"this effect cannot be stored in the ledger: {effect!r}")
 
     def _put(self, statement: str, *row: Any) -> None:
         self._rows[statement].append(row)

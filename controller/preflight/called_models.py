@@ -102,10 +102,11 @@ def tokenizer_problems(config: RunConfig, policy: Path | None) -> Iterator[Probl
         if theirs is not None and ours != theirs:
             text, number = min(set(ours.items()) ^ set(theirs.items()), key=lambda entry: (entry[1], entry[0]))
             what = f"the tokenizer of {path} differs from the policy's at token {number} ({text!r})"
-            yield Problem(key, what, "use a model with the policy's tokenizer, because models exchange token ids")
+            yield Problem(key, what, "use a model with the policy's tokenizer, because the models exchange token ids")
         elif size is not None and size <= (largest := max(ours.values(), default=0)):
-            what = f"{path} has a vocabulary of {size}, but the policy's tokenizer has token {largest}"
-            yield Problem(key, what, "use a model that was trained with this tokenizer")
+            has = f"the policy's tokenizer has a token with the id {largest}"
+            what = f"{path} has a vocabulary of {size} tokens, but {has}"
+            yield Problem(key, what, "use a model that was trained with the policy's tokenizer")
 
 
 def check_tokenizers(config: RunConfig, model_dir: Path) -> None:

@@ -76,7 +76,12 @@ def devices(config: RunConfig) -> Iterator[Problem]:
     for device in dict.fromkeys([*config.rollout_devices, *config.trainer_devices]):
         if (index_of(device) or 0) >= num_gpus:
             what = f"{device} is configured, but this machine has {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
-            yield Problem(tuple(wanted), what, f"set rollout.num_workers: {max(1, num_gpus - 1)}, or device: cuda:N")
+            yield Problem(
+                tuple(wanted),
+                what,
+                f"set rollout.num_workers: {max(1, num_gpus - 1)}, or choose an existing device (the last one is "
+                f"cuda:{num_gpus - 1})",
+            )
 
 
 def unused_gpus(config: RunConfig) -> Iterator[str]:
@@ -107,7 +112,7 @@ def ranks_without_gpus(device: str, num_ranks: int) -> Iterator[Problem]:
     most = num_gpus - first
     yield Problem(
         ("trainer.ranks", "trainer.device"),
-        f"requires {units(first + num_ranks, 'GPU')} ({num_ranks}, starting at trainer.device {device}), but "
+        f"requires {units(first + num_ranks, 'GPU')} ({units(num_ranks, 'rank')}, starting at {device}), but "
         f"this machine has {num_gpus}",
         f"set trainer.ranks: {most}, or trainer.device: cpu" if most > 0 else "set trainer.device: cpu",
     )

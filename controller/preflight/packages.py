@@ -31,7 +31,7 @@ def problems_of(config: RunConfig) -> Iterator[Problem]:
             yield Problem(("trainer.backend",), f"the package {required.module} is not installed", required.remedy)
     package = launcher_of(config).package
     if package and find_spec(package) is None:
-        remedy = f"pip install 'areal-like[{package}]', or set kind: local"
+        remedy = f"pip install 'areal-like[{package}]', or set launch.kind: local"
         yield Problem(("launch.kind",), f"the package {package} is not installed", remedy)
     for sink in sinks_of(config.metrics):
         if not is_installed(sink.package):

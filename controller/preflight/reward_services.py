@@ -59,14 +59,16 @@ def _misfits(config: RunConfig, stats: Sequence[StatsReply]) -> Iterator[Problem
             )
         if reward.ask_for is not None and reward.ask_for not in answer.scorers:
             yield Problem(
-                ("reward.ask_for",), f"{address} has no scorer `{reward.ask_for}`", f"use one of its scorers: {known}"
+                ("reward.ask_for",),
+                f"the reward service at {address} has no scorer `{reward.ask_for}`",
+                f"use one of the scorers of this service: {known}",
             )
         if answer.label != stats[0].label:
             what = f"{address} scores {answer.label}, but {reward.addresses[0]} scores {stats[0].label}"
             yield Problem(key, what, "use the same config for all services, because any of them may score an answer")
         strangers = [name for name in reward.own_names if name not in answer.scorers]
         if strangers:
-            what = f"`{strangers[0]}` is not a scorer of {address}"
+            what = f"`{strangers[0]}` is not a scorer of the reward service at {address}"
             yield Problem(
                 ("reward.scorers",), what, f"remove reward.scorers to use the scorers of the service: {known}"
             )

@@ -59,7 +59,7 @@ def _template(seen: Seen) -> Finding | None:
             "different model."
         )
         return Finding(
-            "template", what, "remove rollout.prompt_template, so that the chat template is used, or correct it"
+            "template", what, "correct rollout.prompt_template, or remove this setting to use the chat template"
         )
     if seen.prompt_template is not None and seen.sampled.has_chat_template and seen.cut_share == 1.0:
         what = "rollout.prompt_template replaces the model's chat template, and every answer reaches the length limit."
@@ -73,7 +73,9 @@ def _prompts(seen: Seen) -> Finding | None:
     if not seen.sampled.rejected or seen.sampled.answers:
         return None
     return Finding(
-        "prompts", f"No row can be converted to a prompt: {_first(seen)}.", "check data.columns and max_context"
+        "prompts",
+        f"No row can be converted to a prompt: {_first(seen)}.",
+        "check data.train.columns and rollout.engine.max_context",
     )
 
 
@@ -149,7 +151,7 @@ def _greedy(seen: Seen) -> Finding | None:
     what = "All samples of each prompt are identical, so no group carries a signal"
     if seen.sampling.temperature < LOW_TEMPERATURE:
         return Finding(
-            "greedy", f"{what}: sampling.temperature is {seen.sampling.temperature:g}.", "set temperature: 1.0"
+            "greedy", f"{what}: sampling.temperature is {seen.sampling.temperature:g}.", "set sampling.temperature: 1.0"
         )
     return Finding(
         "greedy", f"{what}: the policy is already deterministic.", "start from a model whose answers vary more"
@@ -191,7 +193,7 @@ def _equal_groups(seen: Seen) -> Finding | None:
     if len(set(seen.values)) == 1:
         return Finding(
             "equal_groups", f"{what}: the reward of each sample is {seen.values[0]:g}.",
-            "use harder prompts, or a scorer that distinguishes answers",
+            "use harder prompts, or a scorer that distinguishes between answers",
         )  # fmt: skip
     return Finding("equal_groups", f"{what}.", "use prompts of medium difficulty, or a larger group_size")
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from areal_like.config import DEFAULT_TRANSFER
 from controller.report.data import RunData
 from controller.report.finding import capital, percent, plural, sentences
 from controller.report.shares import Shares, whole
@@ -203,6 +204,31 @@ def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]
     return capital(advice), _prediction([one for one in (hope, fewer) if one], pace)
 
 
+def faster_transfers(data: RunData) -> list[str]:
+    """Advice to use a faster transfer of weights, if there is one for this run."""
+    is_shared = data.setting("trainer.weights.kind", DEFAULT_TRANSFER) == DEFAULT_TRANSFER
+    if is_shared or data.setting("launch.kind", "local") != "local":
+        return []
+    return [f"transfer weights through shared memory (trainer.weights.kind: {DEFAULT_TRANSFER})"]
+
+
+def has_reward_service(data: RunData) -> bool:
+    """Whether services score the answers of the run; otherwise its workflow gives the rewards."""
+    reward = data.setting("reward")
+    if not isinstance(reward, dict) or "scorers" not in reward:
+        return True  # the configuration is damaged or incomplete
+    return any(reward.get(key) for key in ("scorers", "environment", "addresses"))
+
+
+def scoring_logs(data: RunData) -> str:
+    """The logs that contain the failures of scoring."""
+    if not has_reward_service(data):
+        return "the logs of the rollout workers"
+    if data.setting("reward.addresses"):
+        return "the logs of the reward services"
+    return "logs/reward.log" if whole(data, "reward.num_services", 1) <= 1 else "logs/reward-*.log"
+
+
 def workers_at_work(shares: Shares, pace: Pace) -> int:
     """Number of rollout workers that would do the same work without idling."""
     if not math.isfinite(shares.rollout_working):
@@ -210,9 +236,9 @@ def workers_at_work(shares: Shares, pace: Pace) -> int:
     return max(1, math.ceil(pace.workers * shares.rollout_working / BEST_SHARE))
 
 
-def more_scoring(pace: Pace, *, is_failing: bool) -> tuple[str, str]:
-    """(advice, prediction) if scoring is the slowest part."""
-    first = "Fix the scorer first; logs/reward.log lists the affected answers" if is_failing else ""
+def more_scoring(pace: Pace, *, failures: str) -> tuple[str, str]:
+    """(advice, prediction) if scoring is the slowest part. failures: the logs of failures; empty if there are none."""
+    first = f"Fix the scorer first (the failures are in {failures})" if failures else ""
     without_s = replace(pace, score_s=0.0).predict() if pace.is_known else 0.0
     scorers = pace.scorers
     if pace.score_s > without_s > 0:

@@ -116,8 +116,8 @@ class RunData:
         )
         if data.steps and not data.pulses and not is_offline:
             problems.append(
-                "metrics.jsonl has no rows of kind `pulse` (written by an older version?): waiting times are only "
-                "partly known"
+                "metrics.jsonl has no rows of kind `pulse`, probably because an older version of areal_like wrote the "
+                "file, so waiting times are only partly known"
             )
         if not (state or config or data.summary or data.status or data.samples or any(rows.values())):
             raise UserError(

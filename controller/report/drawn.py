@@ -61,8 +61,8 @@ def find(data: RunData) -> list[Rated]:
     less, source, z = max(found)  # the source that lost most
     finding = Finding(
         "source_shift", "warning",
-        f"{source} has {percent(trained.get(source, 0) / used)} of the trained groups and "
-        f"{percent(drawn[source] / total)} of the drawn ones",
+        f"The source {source} has {percent(trained.get(source, 0) / used)} of the trained groups, but "
+        f"{percent(drawn[source] / total)} of the drawn groups",
         f"The sources of lost groups differ from those of trained groups by {abs(z):.0f} standard errors: the answers "
         "of this source take "
         f"{'more' if less > 0 else 'less'} time than others, or fail {'more' if less > 0 else 'less'} often",

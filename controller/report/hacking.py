@@ -139,8 +139,8 @@ def _finding(kind: Kind, title: str, step: int) -> Finding:
         "warning",
         title,
         "The policy may have found answers that the reward rates too high",
-        f"{_LOOK}, and correct the scorer, or add what it misses to the reward. If they were kept, checkpoints up to "
-        f"step {step} contain the best policy",
+        f"{_LOOK}, and correct the scorer, or add a scorer for what it does not measure. The best policy is in the "
+        f"checkpoints up to step {step}, if these were kept",
     )
 
 
@@ -204,7 +204,7 @@ def _length(data: RunData) -> Iterator[Finding]:
 def _format(data: RunData) -> Iterator[Finding]:
     for key, words in (
         ("repeated_share", "answers repeat themselves: the share of repeated words"),
-        ("symbol_share", "the format of the answers changes: the share of signs among their characters"),
+        ("symbol_share", "the format of the answers changes: the share of symbols among their characters"),
     ):
         change = _change(series(data.steps, key))
         if not change.is_rise or change.late - change.early < FORMAT_RISE:
@@ -216,7 +216,7 @@ def _format(data: RunData) -> Iterator[Finding]:
                 severity,
                 f"The reward rises, and {words} rose from {percent(change.early)} to {percent(change.late)}",
                 _what_is_known(severity),
-                f"{_LOOK}, and let the scorer reject this form",
+                f"{_LOOK}, and make the scorer reject such answers",
             )
 
 
@@ -250,7 +250,7 @@ def _forged(data: RunData) -> Iterator[Finding]:
         "environment_forged",
         "warning",
         f"{percent(change.late)} of the newest answers contain text that only the environment or the chat template "
-        f"should write (at the start {percent(change.early)})",
+        f"should write ({percent(change.early)} at the start)",
         sentences("The policy may make up observations, and get rewards for them"),
         f"{_LOOK}. End turns before such text (sampling.stop), and score the environment's record instead of the text",
     )

@@ -210,7 +210,7 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
         ways.append("keep the policy close to the starting model (trainer.loss.kl_coef)")
     if "length" in causes:
         ways.append("check whether the reward favours long or empty answers (areal-like samples)")
-    return f"{capital('; '.join(ways))}. If they were kept, checkpoints up to step {step} contain the best policy"
+    return f"{capital('; '.join(ways))}. The best policy is in the checkpoints up to step {step}, if these were kept"
 
 
 def _skipped(data: RunData) -> list[Rated]:
@@ -246,7 +246,7 @@ def _aligned(data: RunData) -> list[Rated]:
     finding = Finding(
         "gradients_aligned",
         "warning",
-        "Gradients of consecutive updates point in the same direction: their cosine stays at "
+        "Gradients of consecutive updates point in the same direction: their cosine similarity stays at "
         f"{figure(np.nanmedian(newest))}",
         f"This is the median of {COSINE_MEASURED} measurements. Updates on samples of the same old policy repeat each "
         "other",

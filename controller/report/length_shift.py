@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from controller.report.data import RunData, number
-from controller.report.finding import Finding, Rated, Weight, capital, figure, percent, sentences
-from controller.report.upkeep import DROP_ADVICE
+from controller.report.finding import Finding, Rated, Weight, figure, percent, sentences
+from controller.report.upkeep import drop_advice
 
 SHIFT_NOTABLE = 0.02
 """Minimum shift; smaller shifts occur within a few steps of training."""
@@ -26,7 +26,6 @@ def find(data: RunData) -> list[Rated]:
         return []
     lost = _lost(data)
     cause = max(lost, key=lambda name: number(lost[name], "samples", 0.0), default="")
-    known = next((key for key in DROP_ADVICE if cause.startswith(key)), "")
     finding = Finding(
         "length_shift",
         "bad" if abs(shift) >= SHIFT_BAD else "warning",
@@ -38,7 +37,7 @@ def find(data: RunData) -> list[Rated]:
             f"Lost: {', '.join(_words(name, lost[name]) for name in lost)}" if lost else "",
             "The policy learns from the remaining answers, so its answers drift towards their length",
         ),
-        capital(DROP_ADVICE.get(known, "set staleness.on_stale: wait, and increase staleness.group_timeout_s")),
+        drop_advice(data, cause, otherwise="set staleness.on_stale: wait, and increase staleness.group_timeout_s"),
     )
     return [Rated(Weight.SIGNAL, finding, abs(shift))]
 

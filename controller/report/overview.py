@@ -305,7 +305,7 @@ def environment(data: RunData) -> list[tuple[str, str]]:
         except (OSError, ValueError, RecursionError):
             continue
         known += [(name, value) for name, value in _flat(found) if (name, value) not in known]
-    return [*known, ("this report made with", _here())]
+    return [*known, ("this report was made with", _here())]
 
 
 def _here() -> str:

@@ -248,7 +248,7 @@ def _cut(data: RunData) -> list[Sign]:
     found = trend(data, "cut_share")
     if not found.late - found.early >= CUT_RISE:
         return []
-    words = f"cut answers rose from {percent(found.early)} to {percent(found.late)}"
+    words = f"the share of truncated answers rose from {percent(found.early)} to {percent(found.late)}"
     return [Sign(words, _first_step(data, found.values >= found.early + CUT_RISE), "length")]
 
 

@@ -84,11 +84,11 @@ def find(data: RunData) -> list[Rated]:
             f"{one.name} fell from {_percent(one.before)} (version {one.version}) to {_percent(one.after)}"
             for one in fallen[:MAX_NAMED]
         ]
-        detail = f"All other answers changed by {100 * fallen[0].of_rest:+.1f} points in the same time"
+        detail = f"The accuracy of all other answers changed by {100 * fallen[0].of_rest:+.1f} percentage points"
         finding = Finding(
             "slice_worse",
             "warning",
-            f"A part of the evaluation became worse: {'; '.join(words)}",
+            f"The accuracy of a part of the evaluation fell: {'; '.join(words)}",
             sentences(detail),
             "Compare the answers of both versions; add such rows to data.train, or keep the earlier checkpoint",
         )

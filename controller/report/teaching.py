@@ -72,7 +72,7 @@ def _signal(data: RunData) -> list[Rated]:
         "bad" if is_bad else "warning",
         f"In the last steps, {percent(share)} of the groups carry no signal: all samples of a group got the same "
         f"reward (mean {figure(reward.late)})",
-        "Their advantage is zero, so generating and training on them is wasted",
+        "Their advantages are zero, so generating these groups and training on them is wasted work",
         "Use prompts that are sometimes solved (easier ones where the reward is low), a larger group_size, a higher "
         "sampling.temperature, or a reward with partial credit; filter_zero_signal: true excludes such groups",
         f"With filter_zero_signal, training uses only the {percent(1 - share)} of the groups that carry a signal",
@@ -110,14 +110,17 @@ def _is_best(data: RunData) -> bool:
 def _nothing_to_learn(reward: float) -> Finding:
     """Equal rewards from the first step on: prompts cannot have been solved by learning."""
     if reward > 0:
-        why = "Either the model already solved every prompt before training, or the scorer gives every answer the same"
+        why = (
+            "Either the model already solved every prompt before training, or the scorer gives every answer the same "
+            "reward"
+        )
     else:
         why = "Either no prompt is ever solved, or the scorer does not recognise a correct answer"
     return Finding(
         "no_signal",
         "bad",
         f"Nothing can be learned: every answer since the first step got the reward {figure(reward)}",
-        f"{why}. All advantages are zero, so generating these answers and training on them is wasted",
+        f"{why}. All advantages are zero, so generating these answers and training on them is wasted work",
         "Read some answers with their rewards (areal-like samples), and test the scorer on correct and incorrect "
         "answers (areal-like probe does both before a run)",
     )
@@ -155,7 +158,7 @@ def _cut(data: RunData) -> list[Rated]:
         "answers_cut",
         "info" if is_sound else "bad" if found.late >= CUT_BAD else "warning",
         f"{percent(found.late)} of the answers are truncated at sampling.max_new_tokens ({limit}){since}",
-        "The reward still rises, so it does not depend on the end of an answer"
+        "The reward still rises, so it probably does not depend on the end of an answer"
         if is_sound
         else "A truncated answer is incomplete and, with most rewards, gets no useful score",
         "Increase sampling.max_new_tokens (together with rollout.engine.max_context), or reward shorter answers. If "

@@ -14,6 +14,7 @@ import numpy as np
 
 from areal_like.config import DEFAULT_TRANSFER
 from areal_like.weights.registry import TRANSFERS
+from controller.report.advice import faster_transfers, has_reward_service, scoring_logs
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, plural, sentences
 from controller.report.shares import Shares
@@ -41,16 +42,22 @@ DROP_ADVICE = {
     "stale": "increase staleness.max_staleness, or set staleness.on_stale: wait, which drops no groups",
     "surplus": "the staleness bound was reduced between two sessions of the run; this will not happen again",
     "timeout": "answers take longer than staleness.group_timeout_s: increase it, or reduce sampling.max_new_tokens",
-    "too_few_scores": "scoring fails: see logs/reward.log and reward.timeout_s, unless safety stages refused the "
-    "answers: the counters safety_* of metrics.jsonl have their number",
-    "verdict": "scoring fails and reward.on_failure drops the group: see logs/reward.log",
-    "rejected": "prompts leave no room for an answer: increase rollout.engine.max_context, or shorten the prompts, "
-    "unless a workflow or a teacher failed: the rows `dropped` of metrics.jsonl have the reasons",
-    "refused": "safety stages refuse prompts: change rollout.safety, or clean the rows of data.train; the rows "
-    "`dropped` of metrics.jsonl have the stages",
-    "lost_too_often": "rollout workers crash while they generate these samples: see the logs of the workers, "
-    "unless an external teacher did not answer: the rows `dropped` of metrics.jsonl have the reasons",
+    "too_few_scores": "scoring fails: see {logs} and reward.timeout_s. If safety stages refused the answers, the "
+    "counters safety_* in metrics.jsonl contain their number",
+    "verdict": "scoring fails, and reward.on_failure drops the group: see {logs}",
+    "rejected": "prompts leave no room for an answer (increase rollout.engine.max_context, or shorten the prompts), or "
+    "a workflow or a teacher failed; the rows of kind `dropped` in metrics.jsonl contain the reasons",
+    "refused": "safety stages refuse prompts: change rollout.safety, or clean the rows of data.train; the rows of kind "
+    "`dropped` in metrics.jsonl contain the names of the stages",
+    "lost_too_often": "rollout workers crash while they generate these samples (see the logs of the workers), or an "
+    "external teacher does not answer; the rows of kind `dropped` in metrics.jsonl contain the reasons",
 }
+"""By the beginning of the reason; `{logs}` is replaced by the logs of scoring."""
+NO_REWARD_ADVICE = (
+    "the workflow gives no reward: check rollout.workflow_options and {logs}. If safety stages refused the answers, "
+    "the counters safety_* in metrics.jsonl contain their number"
+)
+"""For failed scores in a run without a reward service."""
 
 Look = Callable[[RunData, Shares], list[Rated]]
 
@@ -89,19 +96,27 @@ def _dropped(data: RunData, shares: Shares) -> list[Rated]:
         return []
     share = total / drawn
     reason, number_of = max(reasons.items(), key=lambda item: item[1])
-    known = next((key for key in DROP_ADVICE if reason.startswith(key)), "")
     listed = ", ".join(f"{count} {name}" for name, count in sorted(reasons.items(), key=lambda item: -item[1]))
-    near = _stale_words(data) if known == "stale" else ""
+    near = _stale_words(data) if reason.startswith("stale") else ""
     finding = Finding(
         "groups_dropped",
         "bad" if share >= DROPPED_BAD else "warning",
         f"{percent(share)} of the drawn groups were dropped; most common reason: {reason} ({number_of:,})",
         sentences(f"By reason: {listed}", near),
-        capital(DROP_ADVICE.get(known, "see logs/controller.log")),
+        drop_advice(data, reason, otherwise="see logs/controller.log"),
         f"Without drops, the same generation work would produce up to {percent(1 / max(1 - share, 0.01) - 1)} more "
         "batches",
     )
     return [Rated(Weight.LOSS, finding, share)]
+
+
+def drop_advice(data: RunData, reason: str, *, otherwise: str) -> str:
+    """What to change if groups are dropped for this reason; `otherwise` if the reason has no advice."""
+    known = next((key for key in DROP_ADVICE if reason.startswith(key)), "")
+    words = DROP_ADVICE.get(known, otherwise)
+    if known in ("too_few_scores", "verdict") and not has_reward_service(data):
+        words = NO_REWARD_ADVICE
+    return capital(words.replace("{logs}", scoring_logs(data)))
 
 
 def _drop_counts(data: RunData) -> tuple[dict[str, int], float]:
@@ -141,11 +156,14 @@ def _processes(data: RunData, shares: Shares) -> list[Rated]:
     most, times = names.most_common(1)[0]
     severity: Severity = "bad" if gone or times >= RESTARTS_BAD else "warning"
     what = f"{', '.join(gone)} lost and not restarted" if gone else f"{most} most often ({times})"
+    title = f"Processes were lost {plural(len(losses), 'time')}: {what}"
+    if len(losses) == 1:
+        title = f"The process {most} was lost" + (" and not restarted" if gone else "")
     reasons = list(dict.fromkeys(str(reason) for _, reason in losses if reason))[:3]
     finding = Finding(
         "processes_lost",
         severity,
-        f"Processes were lost {plural(len(losses), 'time')}: {what}",
+        title,
         sentences(f"Reasons: {'; '.join(reasons)}" if reasons else ""),
         f"See logs/{most}.log; if the kernel killed the process, check its memory use",
     )
@@ -158,10 +176,10 @@ def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
         return []
     finding = Finding(
         "version_not_loaded", "bad",
-        f"A rollout worker could not load new weights and got no work until it had loaded them "
-        f"({plural(len(texts), 'time')})",
+        f"A rollout worker could not load new weights ({plural(len(texts), 'time')}); such a worker gets no work until "
+        "it loads a later version",
         texts[-1],
-        "See the worker's log. Common causes are too little memory or a problem with the weight store",
+        "See the worker's log. Common causes are too little memory and a failed transfer of the weights",
     )  # fmt: skip
     return [Rated(Weight.MACHINE, finding, len(texts))]
 
@@ -188,7 +206,7 @@ def _memory(data: RunData, shares: Shares) -> list[Rated]:
                 "warning",
                 f"Memory use of {name} grows: from {middle:,.0f} to {end:,.0f} MB in the second half of the run",
                 "",
-                "Monitor the memory use; stopping and resuming the run starts new processes",
+                "Monitor the memory use; to free the memory, stop and resume the run, which starts new processes",
                 f"At this rate, the memory use doubles within {figure(0.25 / share)} times the duration of the run so "
                 "far",
             ),
@@ -207,9 +225,9 @@ def _staging(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "slow_staging",
         "warning",
-        f"New weights take {percent(share)} of a step to reach a rollout worker",
+        f"New weights take {percent(share)} of the time of a step to reach a rollout worker",
         "In the meantime the worker generates with the previous version, so samples are older than necessary",
-        "Transfer weights through shared memory (trainer.weights.kind: shm), or use larger steps",
+        capital(", or ".join(["use larger steps (groups_per_step)", *faster_transfers(data)])),
     )
     return [Rated(Weight.MACHINE, finding, share)]
 
@@ -282,13 +300,13 @@ def _packing(data: RunData, shares: Shares) -> list[Rated]:
 def _damage(data: RunData, shares: Shares) -> list[Rated]:
     if not data.problems:
         return []
-    is_old = all("no pulses" in problem for problem in data.problems)
+    is_old = all("no rows of kind `pulse`" in problem for problem in data.problems)
     finding = Finding(
         "damaged_files",
         "info" if is_old else "warning",
-        "Some files of this run could not be read",
+        "Some files of this run are missing, incomplete or damaged",
         sentences("; ".join(data.problems)),
-        "" if is_old else "This report is based on the remaining files",
+        "" if is_old else "This report is based on the remaining data",
     )
     return [Rated(Weight.REMARK, finding)]
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from controller.report import advice
 from controller.report.advice import Pace
 from controller.report.data import RunData, number
-from controller.report.finding import Finding, Rated, Severity, Weight, figure, percent, plural, sentences
+from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, plural, sentences
 from controller.report.minimum import MIN_PULSES, MIN_STEPS
 from controller.report.shares import Shares
 
@@ -219,7 +219,7 @@ def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
     if not is_hungry or not (is_starved or is_full or is_unknown):
         return None
     name = _culprit(data, shares)
-    way, hope = advice.more_scoring(pace, is_failing=failed >= FAILED_NOTABLE)
+    way, hope = advice.more_scoring(pace, failures=advice.scoring_logs(data) if failed >= FAILED_NOTABLE else "")
     is_bad = failed >= FAILED_BAD or not shares.trainer_wait < WAIT_BAD
     title = (
         f"Scoring slows down the run: {percent(shares.waiting_for_score)} of the samples held by the workers are "
@@ -246,11 +246,14 @@ def _failing_scores(data: RunData, shares: Shares) -> list[Rated]:
     if failed < FAILED_NOTABLE or total < MIN_VERDICTS or failed * total < MIN_FAILED:
         return []
     kind = max(FAILURES, key=lambda kind: counted[kind])
+    logs = advice.scoring_logs(data)
     advised = {
         "timed_out": "Make the scorer faster, or increase reward.timeout_s; each timeout also kills a scoring process",
-        "crashed": "Fix the scorer; logs/reward.log lists the answers and the errors",
-        "invalid": "The scorer cannot judge these rows; check the columns that it reads (see logs/reward.log)",
+        "crashed": f"Fix the scorer; the errors are in {logs}",
+        "invalid": f"The scorer cannot score these answers; check the columns that it reads (for reasons, see {logs})",
     }[kind]
+    if not advice.has_reward_service(data):
+        advised = f"The workflow gives no reward for these answers; check rollout.workflow_options and {logs}"
     title = f"{percent(failed)} of the answers got no score ({kind.replace('_', ' ')}: {_culprit(data, shares)})"
     finding = Finding(
         "scoring_fails",
@@ -294,7 +297,9 @@ def _culprit(data: RunData, shares: Shares) -> str:
             return f"scorer {max(table, key=lambda name: table[name])}"
     scorers = data.setting("reward.scorers", [])
     kinds = [str(one.get("kind")) for one in scorers if isinstance(one, dict)] if isinstance(scorers, list) else []
-    return f"scorer {', '.join(kinds)}" if kinds else "the reward service"
+    if kinds:
+        return f"scorer {', '.join(kinds)}"
+    return "the reward service" if advice.has_reward_service(data) else "the workflow"
 
 
 def _verdict_words(counted: Mapping[str, float]) -> str:
@@ -323,13 +328,15 @@ def _swaps(data: RunData, shares: Shares) -> list[Rated]:
     if not shares.rollout_paused >= PAUSED_NOTABLE:
         return []
     pauses = sorted(value for row in data.swaps if math.isfinite(value := number(row, "pause_s")))
+    ways = ["swap weights less often (larger groups_per_step)", *advice.faster_transfers(data)]
+    if data.setting("rollout.interruption") != "keep_kv":
+        ways.append("try rollout.interruption: keep_kv, which avoids a second prefill of interrupted answers")
     median = f"half of the {len(pauses)} swaps took over {figure(pauses[len(pauses) // 2])} s" if pauses else ""
     finding = Finding(
         "slow_swaps",
         "warning",
         f"Weight swaps are slow: they paused rollout workers during {percent(shares.rollout_paused)} of the time",
         sentences(median),
-        "Swap less often (larger groups_per_step), transfer weights through shared memory (trainer.weights.kind: shm), "
-        "or try rollout.interruption: keep_kv, which avoids a second prefill of interrupted answers",
+        capital(", or ".join(ways)),
     )
     return [Rated(Weight.MACHINE, finding, shares.rollout_paused)]

@@ -51,7 +51,11 @@ def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
     made = RunNotes(notes, tuple(dict.fromkeys(tags)))
     path = root / NOTES_FILE
     if len(notes) > MAX_NOTES_CHARS:
-        raise UserError(f"the text has {len(notes):,} characters; the limit is {MAX_NOTES_CHARS:,}", where=str(path))
+        raise UserError(
+            f"the text has {len(notes):,} characters, but the limit is {MAX_NOTES_CHARS:,}",
+            where=str(path),
+            remedy="shorten the text",
+        )
     wrong = [tag for tag in made.tags if not tag.strip() or len(tag) > MAX_TAG_CHARS]
     if wrong or len(made.tags) > MAX_TAGS:
         what = f"`{wrong[0]}` is not a valid tag" if wrong else f"there are {len(made.tags)} tags"
@@ -65,6 +69,6 @@ def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
         raise UserError(
             f"the file cannot be written ({error.strerror})",
             where=str(path),
-            remedy="ask the owner of the run to change the notes",
+            remedy="check the free space of the disk, or ask the owner of the run to change the notes",
         ) from error
     return made

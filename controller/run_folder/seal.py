@@ -44,7 +44,7 @@ def read_seal(folder: RunFolder) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if not isinstance(seal, dict) or seal.get("format") != FORMAT or not isinstance(seal.get("files"), dict):
-        raise ValueError(f"the file is not a seal of format {FORMAT}")
+        raise ValueError(f"the file does not have format {FORMAT}")
     return seal
 
 

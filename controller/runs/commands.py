@@ -27,7 +27,9 @@ def run_command(arguments: argparse.Namespace) -> int:
     except OSError as error:
         where = str(error.filename) if error.filename else arguments.command
         raise UserError(
-            f"{error.strerror or error}", where=where, remedy="check that you have permission to read it"
+            f"{error.strerror or error}",
+            where=where,
+            remedy="check that the path exists and that you have access to it",
         ) from error
 
 

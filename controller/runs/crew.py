@@ -108,7 +108,7 @@ def ask_run(folder: RunFolder, wish: Wish, worker: str = "", *, remedy: str) -> 
         raise UserError(f"{folder.name} {where.words}", where=str(folder.root), remedy=remedy)
     if is_from_files(where.state):
         advice = (
-            "set trainer.checkpoint to choose when it saves checkpoints"
+            "set trainer.checkpoint to choose when the run saves checkpoints"
             if wish == "checkpoint"
             else "use a run with rollouts, because this run has no rollout workers"
         )

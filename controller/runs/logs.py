@@ -155,7 +155,11 @@ def names(folder: RunFolder) -> list[str]:
         found = [*folder.logs.glob("*.log"), *folder.processes.glob("*.json")]
         return sorted({path.stem for path in found})
     except OSError as error:
-        raise UserError(f"the folder cannot be read ({error.strerror})", where=str(folder.logs)) from error
+        raise UserError(
+            f"the folder cannot be read ({error.strerror})",
+            where=str(folder.logs),
+            remedy="check the permissions of the folder",
+        ) from error
 
 
 def choose(folder: RunFolder, processes: Sequence[str]) -> list[LogFile]:

@@ -97,7 +97,9 @@ def _roots(runs_dirs: Sequence[str]) -> Iterator[Path]:
     for text in runs_dirs:
         folder = Path(text).expanduser()
         if not folder.is_dir():
-            raise UserError("no such folder", where=f"--runs-dir {text}", remedy="specify a folder that contains runs")
+            raise UserError(
+                "there is no such folder", where=f"--runs-dir {text}", remedy="specify a folder that contains runs"
+            )
         yield from _in(folder)
     if RUNS_DIR.is_dir():
         yield from _in(RUNS_DIR)
@@ -107,7 +109,11 @@ def _in(runs_dir: Path) -> Iterator[Path]:
     try:
         yield from sorted(path.parent for path in runs_dir.glob("*/state.json"))
     except OSError as error:
-        raise UserError(f"the folder cannot be read ({error.strerror})", where=str(runs_dir)) from error
+        raise UserError(
+            f"the folder cannot be read ({error.strerror})",
+            where=str(runs_dir),
+            remedy="check the permissions of the folder",
+        ) from error
 
 
 def _print(rows: Sequence[Row], console: Console) -> None:

@@ -95,9 +95,9 @@ class GroupReader:
         path = self.folder.ledger
         if not path.is_file():
             raise UserError(
-                "the run has no ledger, because nothing has been generated yet",
+                "the run has no ledger, because nothing has been generated yet or because it trains from files",
                 where=self.folder.name,
-                remedy="try again later",
+                remedy="wait until the run has generated samples, or specify a run of areal-like train",
             )
         try:
             db, _ = open_ledger(self.folder)

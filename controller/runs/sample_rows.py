@@ -161,7 +161,7 @@ def read_samples(folder: RunFolder, choice: Choice) -> Found:
         raise UserError(
             "the run has no ledger, because nothing has been generated yet",
             where=str(folder.root),
-            remedy="try again later",
+            remedy="wait until the run has generated samples, or specify a different run",
         )
     text = TokenText.of(folder)
     try:

@@ -146,7 +146,7 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
                 f"state.json records process {pid}, but this process does not have the run open, so no signal was sent",
                 where=str(folder.root),
                 remedy="try again in a moment if the run has just been started; otherwise state.json "
-                "belongs to a different run, for example if the folder was copied: stop that one",
+                "belongs to a different run, for example if the folder was copied: stop that run",
             )
 
         def send(number: signal.Signals) -> None:

@@ -145,7 +145,12 @@ class EffectDispatcher:
                 self._display.note(f"evaluation of version {effect.version} was abandoned: {effect.reason}", "warning")
             case PurgePayloads():
                 report = self._ledger.purge(effect.covered_step)
-                log.info("removed the stored tokens up to step %d: %s", effect.covered_step, report)
+                log.info(
+                    "removed the stored tokens of %d samples up to step %d (%d bytes)",
+                    report.num_samples,
+                    effect.covered_step,
+                    report.freed_bytes,
+                )
             case Note():
                 self._journal.measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)
@@ -211,7 +216,7 @@ class EffectDispatcher:
         except Exception as error:  # rows of the user may contain anything
             self._slices = None
             words = f"eval.slices: evaluations are no longer compared by slices: {type(error).__name__}: {error}"
-            log.exception("slices of version %d", effect.version)
+            log.exception("comparing the slices of version %d failed", effect.version)
             self._journal.measure("note", note="slices_failed", text=words)
             self._display.note(words, "warning")
             return

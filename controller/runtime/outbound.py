@@ -143,7 +143,7 @@ class Outgoing:
     def release(self, effect: SendRelease) -> None:
         """Request the process to release its memory; a successor has none."""
         if self._is_replaced(effect):
-            log.info("not asking %s to release its memory, because it was restarted", effect.worker)
+            log.info("%s is not asked to release its memory, because the worker was restarted", effect.worker)
             return
         self.send(effect.worker, m.ReleaseMemory(number=effect.number))
 

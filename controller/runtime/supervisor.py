@@ -226,7 +226,7 @@ class Supervisor:
         pid = await self._launcher.start(
             process.spec.name, argv, child_environment(process.spec.num_threads, user_path=self._launcher.user_path)
         )
-        log.info("started %s (process %s)", process.spec.name, pid or "on its way to its node")
+        log.info("started %s (process %s)", process.spec.name, pid or "id not known yet")
 
     def _on_exit(self, end: Exit, now_s: float) -> Loss | None:
         info = self._hub.peers.get(end.name)

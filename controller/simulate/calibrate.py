@@ -143,5 +143,5 @@ def _too_short(folder: RunFolder, why: str) -> UserError:
     return UserError(
         f"there are too few measurements for a calibration: {why}",
         where=str(folder.root),
-        remedy="use a run of about 20 steps",
+        remedy="use a run of at least 20 steps",
     )

@@ -268,7 +268,7 @@ def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace
     try:
         config = load_config(arguments.config, [*arguments.overrides, *settings]).config
     except UserError as error:
-        print(f"with these settings, the config is invalid: \n{error}")
+        print(f"with these settings, the config is invalid:\n{error}")
         return
     for words in unfit_words(chosen, config):
         print(f"the model does not fit: {words}")

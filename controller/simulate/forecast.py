@@ -49,6 +49,7 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
     if not all(names_gpu(device) for device in (config.trainer.device, config.rollout.engine.device)):
         raise UserError(
             "the engine and the trainer must both be on GPUs",
+            where="rollout.engine.device, trainer.device",
             remedy="use the costs measured in one of your runs with areal-like simulate CONFIG --calibrate RUN",
         )
     if config.hardware.gpu is None:
@@ -56,7 +57,11 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
             "no GPU model is specified", where="hardware.gpu", remedy="set, for example, hardware.gpu: h100"
         )
     if shape.experts > 1:
-        raise UserError("the speed of mixture-of-experts models is not modelled", where="model.path")
+        raise UserError(
+            "the speed of mixture-of-experts models cannot be predicted",
+            where="model.path",
+            remedy="use the costs measured in one of your runs with areal-like simulate CONFIG --calibrate RUN",
+        )
     tp = gpus_of_worker(config)
     setup = plan.Setup(
         config=config,

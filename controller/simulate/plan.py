@@ -189,7 +189,11 @@ def _with_machine(setup: Setup, key: str, text: str) -> Setup:
             raise ValueError
     except ValueError as error:
         raise UserError(
-            f"{text!r} is not a valid list of values", where=f"--sweep {key}", remedy="use numbers separated by commas"
+            f"{text!r} is not a valid value",
+            where=f"--sweep {key}",
+            remedy="use numbers between 0 and 1, separated by commas"
+            if key == "rollout_share"
+            else "use whole numbers greater than 0, separated by commas",
         ) from error
     return replace(setup, gpus=number) if key == "gpus" else replace(setup, tp=number)
 

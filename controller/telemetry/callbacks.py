@@ -134,7 +134,11 @@ def open_callbacks(names: Sequence[str], *, timeout_s: float) -> list[CallbackSi
         try:
             target = factory()
         except Exception as error:  # the user's own code, as above
-            raise UserError(f"{name} cannot be created without arguments ({first_line(error)})", where=where) from error
+            raise UserError(
+                f"{name} cannot be created without arguments ({first_line(error)})",
+                where=where,
+                remedy="specify a class or function that can be called without arguments",
+            ) from error
         if not any(callable(getattr(target, method, None)) for method in METHODS.values()):
             raise UserError(
                 f"{name} has none of the methods {', '.join(METHODS.values())}",

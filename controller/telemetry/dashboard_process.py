@@ -82,7 +82,8 @@ class DashboardProcess:
 
     def _reason(self, status: int, last: str) -> str:
         if f"port {self._port} is in use" in last:
-            return f"port {self._port} is in use: set metrics.dashboard_port to another, or to 0 for any free one"
+            remedy = "set metrics.dashboard_port to a different port, or to 0 for any free port"
+            return f"port {self._port} is in use: {remedy}"
         return last or f"exit status {status}"
 
     def _pass_on(self, line: str, level: Literal["info", "warning"]) -> None:

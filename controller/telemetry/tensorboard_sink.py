@@ -41,7 +41,7 @@ class TensorboardSink:
             folder.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(path.open("ab"))
         except OSError as error:
-            what = f"{folder} cannot be written ({error.strerror})"
+            what = f"{folder} is not writable ({error.strerror})"
             raise UserError(what, where="metrics.tensorboard", remedy="choose a different folder") from error
         self._put(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 

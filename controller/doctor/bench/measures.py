@@ -187,7 +187,7 @@ def _reference_words(busy: float) -> Finding:
             f"({found.machine})"
         )
     if busy > BUSY_SHARE:
-        words += f". Other programs use {busy:.0%} of the cores now: low figures may be due to that"
+        words += f". Other programs use {busy:.0%} of the cores now: this may lower the figures"
     return ok(words, busy_share=busy, date=reference.DATE, machine=dict(reference.MACHINE))
 
 

@@ -54,7 +54,7 @@ def date(machine: Machine, *, now_s: float | None = None) -> Finding:
     if not EARLIEST_S < now_s < LATEST_S or now_s < made_s - DAY_S:
         return warning(
             f"the time {text} cannot be correct",
-            "set the clock: certificates, names and the order of files depend on it",
+            "set the clock: certificates and the order of files depend on the time",
         )
     return ok(text, time_s=now_s)
 

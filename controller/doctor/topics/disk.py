@@ -68,7 +68,7 @@ def _scratch(machine: Machine) -> Iterator[Path]:
 
 def _not_written(error: OSError) -> Finding:
     """Finding of a check that needs a writable folder; the remedy is in the line `runs folder`."""
-    return absent(f"cannot be tested: the runs folder cannot be written ({error.strerror})")
+    return absent(f"cannot be tested: the runs folder is not writable ({error.strerror})")
 
 
 def runs_folder(machine: Machine) -> Finding:
@@ -81,7 +81,7 @@ def runs_folder(machine: Machine) -> Finding:
             (scratch / "file").write_bytes(bytes(4096))
         free = machine.free_bytes(folder)
     except OSError as error:
-        return problem(f"{where} cannot be written ({error.strerror})", elsewhere)
+        return problem(f"{where} is not writable ({error.strerror})", elsewhere)
     words = f"{where}: {size(free)} free"
     if free < QUICKSTART_BYTES:
         return problem(
@@ -108,11 +108,13 @@ def file_system(machine: Machine) -> Finding:
     if fault:
         return problem(f"{kind}: SQLite's write-ahead log does not work on this file system ({fault})", LOCAL, **data)
     if is_network(mount.kind):
-        words = f"{kind} at {mount.point}, not a local disk; SQLite's write-ahead log is not designed for that"
+        words = f"{kind} at {mount.point}, a network file system, for which SQLite's write-ahead log is not designed"
         return warning(words, LOCAL, **data)
     if mount.kind in MEMORY_KINDS:
         return warning(
-            f"{kind} at {mount.point}: runs stored here use memory and are lost when the machine reboots", LOCAL, **data
+            f"{kind} at {mount.point}: runs in this folder occupy memory and are lost when the machine reboots",
+            LOCAL,
+            **data,
         )
     return ok(f"{kind} at {mount.point}, SQLite's write-ahead log works", **data)
 
@@ -212,10 +214,12 @@ def model_cache(machine: Machine) -> Finding:
     default = Path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     folder = Path(environment.get("HF_HOME") or default).expanduser()
     there = nearest_folder(folder)
-    offline = ", offline by HF_HUB_OFFLINE" if environment.get("HF_HUB_OFFLINE") in ("1", "true", "True") else ""
+    offline = (
+        ", offline mode set by HF_HUB_OFFLINE" if environment.get("HF_HUB_OFFLINE") in ("1", "true", "True") else ""
+    )
     if not os.access(there, os.W_OK):
         return absent(
-            f"{folder} cannot be written",
+            f"{folder} is not writable",
             "to use models from the hub, set HF_HOME to a writable folder with enough free space",
         )
     free = machine.free_bytes(there)

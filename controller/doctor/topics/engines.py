@@ -47,9 +47,14 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
             except ValueError:
                 return warning(f"{own} does not work: {ran.fault or 'no output'}", f"rebuild that environment: {how}")
             if package not in there:
-                return warning(f"{title} is not installed in {own}", f"{own.parent}/pip install '{entry.text}'")
+                return warning(
+                    f"{title} is not installed in the environment of {own}", f"{own.parent}/pip install '{entry.text}'"
+                )
             if "torch" not in there:
-                return warning(f"{title} is installed in {own}, but torch is not", f"rebuild that environment: {how}")
+                return warning(
+                    f"{title} is installed in the environment of {own}, but torch is not",
+                    f"rebuild that environment: {how}",
+                )
             found = there[package]
             words = f"{found} in {own.parents[1]} (torch {there['torch']})"
         else:
@@ -63,7 +68,7 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
         if not entry.admits(found):
             return warning(
                 f"{words}; {known} is the tested version",
-                f"install it in that environment: pip install '{entry.text}'",
+                f"install the tested version in that environment: pip install '{entry.text}'",
                 **data,
             )
         return ok(words, **data)

@@ -26,7 +26,7 @@ def open_files(machine: Machine) -> Finding:
     soft, hard = machine.limit("RLIMIT_NOFILE")
     words = f"{_words(soft)} (can be raised to {_words(hard)})" if hard > soft else _words(soft)
     data = {"soft": None if math.isinf(soft) else soft, "hard": None if math.isinf(hard) else hard}
-    raise_it = f"ulimit -n {65536 if hard >= 65536 else f'{hard:.0f}'} before the run"
+    raise_it = f"run ulimit -n {65536 if hard >= 65536 else f'{hard:.0f}'} before you start a run"
     raise_it += "" if hard >= GOOD_FILES else ", after raising the hard limit in /etc/security/limits.conf"
     if soft < QUICKSTART_FILES:
         return problem(words, raise_it, **data)

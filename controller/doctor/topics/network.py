@@ -35,12 +35,14 @@ def port_range(machine: Machine) -> Finding:
     text = f"{low} to {high} for outgoing connections"
     if low <= LOWEST_SERVER_PORT + 100:
         return warning(
-            f"{text}: too few ports below this range for a run's servers, so a restarted server may find its port "
-            "in use",
+            f"{text}; this leaves too few ports for the servers of a run, so a restarted server may find its "
+            "port in use",
             "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data,
         )  # fmt: skip
     if high - low < 1000:
-        return warning(f"{text}: fewer than 1000 ports", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data)
+        return warning(
+            f"{text}, which are fewer than 1000 ports", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data
+        )
     return ok(f"{text}, {count(low - LOWEST_SERVER_PORT, 'port')} below this range for servers", **data)
 
 
@@ -58,7 +60,7 @@ def loopback(machine: Machine) -> Finding:
             server.accept()[0].close()
     except OSError as error:
         return problem(f"127.0.0.1: {error}", "enable the loopback interface: ip link set lo up")
-    return ok(f"127.0.0.1:{port} is free and can be connected to", port=port)
+    return ok(f"127.0.0.1:{port} is free and accepts connections", port=port)
 
 
 def zeromq(machine: Machine) -> Finding:
@@ -71,7 +73,9 @@ def zeromq(machine: Machine) -> Finding:
         wall_s = round_trip(is_encrypted=False)
     except (zmq.ZMQError, OperationError) as error:
         return problem(
-            f"{versions}: {error}", "pip install --force-reinstall pyzmq; check for a firewall on loopback", **data
+            f"{versions}: {error}",
+            "pip install --force-reinstall pyzmq; check whether a firewall blocks the loopback interface",
+            **data,
         )
     return ok(f"{versions}, round trip {wall_s * 1e6:.0f} us", round_trip_s=wall_s, **data)
 

@@ -94,7 +94,7 @@ def transformers(machine: Machine) -> Finding:
         advice = remedy(
             answer.fault, f"install it again: {sys.executable} -m pip install --force-reinstall transformers"
         )
-        return problem(f"{found} cannot run a tiny Qwen3: {answer.fault}", advice, version=found)
+        return problem(f"{found} cannot run a tiny Qwen3 model: {answer.fault}", advice, version=found)
     if not answer.data.get("is_finite"):
         return problem(
             f"{found}: a tiny Qwen3 model outputs non-finite numbers",
@@ -118,7 +118,7 @@ def math_verify(machine: Machine) -> Finding:
     if not answer.data:
         return warning(
             f"{found} does not work: {answer.fault}",
-            "the installed antlr4-python3-runtime is incompatible: pip install --force-reinstall math-verify "
+            "the installed antlr4-python3-runtime may be incompatible: pip install --force-reinstall math-verify "
             "latex2sympy2_extended",
             version=found,
         )

@@ -29,7 +29,9 @@ def namespaces(machine: Machine) -> Finding:
         return NOT_HERE
     answer = machine.probe("namespaces", deadline_s=10)
     if not answer.data:
-        return warning(f"cannot be tested: {answer.fault}", "report this with the output of --json")
+        return warning(
+            f"cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
+        )
     faults = answer.data["faults"]
     refused = {name: fault for name, fault in faults.items() if fault}
     if not refused:
@@ -67,23 +69,24 @@ def bubblewrap(machine: Machine) -> Finding:
         return absent("not installed", "for code rewards: apt install bubblewrap")
     words = machine.run([path, "--version"], deadline_s=5).out.split()
     version = words[-1] if words else "of unknown version"
+    named = f"bubblewrap {version}"
     ran = machine.run([path, *BWRAP, *BWRAP_PRIVATE, *BWRAP_TRIAL], deadline_s=10)
     if "inside" in ran.out and "writable" not in ran.out:
-        return ok(f"{version}, works with all namespaces and a read-only root", version=version, path=path)
+        return ok(f"{named} works with all namespaces and a read-only root", version=version, path=path)
     bare = machine.run([path, *BWRAP, *BWRAP_TRIAL], deadline_s=10)
     if "inside" in bare.out and "writable" not in bare.out:
         return warning(
-            f"{version}, works only without private /proc, /dev and /tmp mounts ({ran.fault or ran.err.strip()})",
+            f"{named} works only without private /proc, /dev and /tmp mounts ({ran.fault or ran.err.strip()})",
             "the container hides /proc; start it with docker run --security-opt systempaths=unconfined",
             version=version, path=path,
         )  # fmt: skip
     if "writable" in ran.out + bare.out:
         return warning(
-            f"{version} does not keep the root folder read-only", "update bubblewrap", version=version, path=path
+            f"{named} does not keep the root folder read-only", "update bubblewrap", version=version, path=path
         )
     fault = bare.fault or bare.err.strip() or "no output"
     return warning(
-        f"{version} does not work on this machine: {fault}", _who_refuses(machine, fault), version=version, path=path
+        f"{named} does not work on this machine: {fault}", _who_refuses(machine, fault), version=version, path=path
     )
 
 
@@ -105,7 +108,9 @@ def resource_limits(machine: Machine) -> Finding:
     """Check limits on memory, time, files and processes of one program."""
     answer = machine.probe("resource_limits", deadline_s=20)
     if not answer.data:
-        return warning(f"cannot be tested: {answer.fault}", "report this with the output of --json")
+        return warning(
+            f"cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
+        )
     limits = answer.data["limits"]
     bound = [name for name, state in limits.items() if state == "bound"]
     loose = [name for name, state in limits.items() if state != "bound"]
@@ -115,7 +120,7 @@ def resource_limits(machine: Machine) -> Finding:
     if loose:
         return warning(
             f"{', '.join(loose)} {'is' if len(loose) == 1 else 'are'} not enforced",
-            "this system does not enforce these limits; use a different layer of the sandbox, or Linux", **answer.data,
+            "this system does not enforce these limits; use Linux, or a different layer of the sandbox", **answer.data,
         )  # fmt: skip
     return ok(f"{', '.join(bound)} are enforced", **answer.data)
 
@@ -128,15 +133,16 @@ def code_rewards(machine: Machine) -> Finding:
         chosen, words, parts = layers["chosen"], layers["words"], layers["parts"]
     except (ValueError, KeyError, TypeError):
         return warning(
-            f"cannot be tested: {ran.fault or ran.err.strip()[-200:]}", "report this with the output of --json"
+            f"cannot be tested: {ran.fault or ran.err.strip()[-200:]}",
+            "report this error with the output of areal-like doctor --json",
         )
     if chosen in STRONG_LAYERS:
         return ok(f"programs run in layer {chosen}: {words}", chosen=chosen, parts=parts)
     faults = "; ".join(f"{name}: {parts[name]}" for name in STRONG_LAYERS if name in parts)
     return warning(
         f"the scorer `code` cannot start: {faults or words}",
-        "apt install bubblewrap, or use a kernel with Landlock (Linux 5.13 or newer); "
-        "or set the option `require` to accept a weaker layer, in which programs can read your files",
+        "apt install bubblewrap, or use a kernel with Landlock (Linux 5.13 or newer), or set the option `require` of "
+        "the scorer to accept a weaker layer, in which programs can read your files",
         chosen=chosen, parts=parts,
     )  # fmt: skip
 

@@ -65,7 +65,7 @@ def devices(machine: Machine) -> Finding:
     """Check the devices that torch can use, each with a small product."""
     build = _build(machine)
     if not build.data:
-        return warning("requires a working torch", "fix the torch installation first")
+        return warning("requires a working installation of torch", "fix the torch installation first")
     if not build.data["cuda"] and not build.data["hip"]:
         return _without_gpu_build(machine, build.data)
     answer = _devices(machine)
@@ -81,7 +81,7 @@ def devices(machine: Machine) -> Finding:
         if _nvidia_gpus(machine) and not hidden:
             here, why = count(_nvidia_gpus(machine), "NVIDIA GPU"), answer.data["fault"] or "no reason given"
             return warning(
-                f"there is {here} on this machine, but CUDA does not find it: {why}",
+                f"this machine has {here}, but CUDA does not find any: {why}",
                 "the driver must support the CUDA version of this torch: update the driver, or install torch for an "
                 "older CUDA version",
             )
@@ -111,12 +111,14 @@ def _without_gpu_build(machine: Machine, build: Mapping[str, Any]) -> Finding:
     number = _nvidia_gpus(machine)
     if number:
         return warning(
-            f"CPU only, although there is {count(number, 'NVIDIA GPU')}: this torch is a CPU build",
+            f"CPU only, although this machine has {count(number, 'NVIDIA GPU')}: this torch is a CPU build",
             f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the index for the CUDA version of "
             "your driver)",
         )
     if _has_amd_gpu(machine):
-        return warning("CPU only, although there is an AMD GPU", f"install a ROCm build from {CUDA_INDEX} (not tested)")
+        return warning(
+            "CPU only, although this machine has an AMD GPU", f"install a ROCm build from {CUDA_INDEX} (not tested)"
+        )
     return ok("CPU only" + (" (Apple's GPU is not used)" if build.get("has_mps") else ""), devices=[])
 
 
@@ -146,7 +148,7 @@ def driver(machine: Machine) -> Finding:
     least = LEAST_DRIVER.get(cuda[0], 0) if cuda else 0
     if versions.number(version)[:1] < (least,):
         return warning(
-            f"NVIDIA {version}, but CUDA {'.'.join(map(str, cuda))} requires {least} or newer",
+            f"NVIDIA driver {version}, but CUDA {'.'.join(map(str, cuda))} requires version {least} or newer",
             f"update the driver, or install torch for an older CUDA version from {CUDA_INDEX}", version=version,
         )  # fmt: skip
     return ok(f"NVIDIA {version}", version=version)
@@ -156,7 +158,7 @@ def attention(machine: Machine) -> Finding:
     """Check which attention kernel packs sequences of unequal length without padding."""
     flash, build = machine.version("flash-attn"), _build(machine)
     if not build.data:
-        return warning("requires a working torch", "fix the torch installation first")
+        return warning("requires a working installation of torch", "fix the torch installation first")
     has_varlen = bool(build.data["has_varlen"])
     found = [
         f"torch's varlen {'is available' if has_varlen else 'is not in this torch'}",

@@ -42,7 +42,7 @@ class Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns about a setting that is used on purpose
         if self._address.startswith("ray://"):
             raise UserError(
-                "a run cannot use a Ray Client address",
+                "an address of Ray Client (ray://...) is not supported",
                 where="launch.ray.address",
                 remedy="start the run on a node of the cluster, or use `ray job submit`",
             )
@@ -134,7 +134,7 @@ def import_ray() -> Any:
         raise UserError(
             "the `ray` package is not installed",
             where="launch.kind: ray",
-            remedy="pip install 'areal-like[ray]', or set kind: local",
+            remedy="pip install 'areal-like[ray]', or set launch.kind: local",
         ) from error
     ray.cloudpickle.register_pickle_by_value(node_look)
     return ray

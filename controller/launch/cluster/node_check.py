@@ -82,18 +82,19 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
     node = f"node {address}"
     if seen["python"].split(".")[:2] != expected.python.split(".")[:2]:
         what = f"{node} runs Python {seen['python']} ({seen['executable']}), but the controller runs {expected.python}"
-        yield Problem(("launch.ray",), what, "start Ray on this node from the same environment")
+        yield Problem(("launch.ray",), what, "start Ray on this node from the same environment as the controller")
     if not seen["is_installed"]:
         what = f"{node} has no installation of areal_like for {seen['executable']}"
         yield Problem(
             ("launch.ray",),
             what,
-            "install areal_like on this node, or use `ray job submit --working-dir .` from a checkout",
+            "install areal_like on this node, or run `ray job submit --working-dir .` in a checkout of areal_like",
         )
     for name, wanted in expected.packages.items():
         found = seen["packages"].get(name, "")
         if found.partition("+")[0] != wanted.partition("+")[0]:
-            what = f"{node} has {name} {found or '(not installed)'}, but the controller has {wanted or 'none'}"
+            has, wants = (f"{name} {version}" if version else f"no {name}" for version in (found, wanted))
+            what = f"{node} has {has}, but the controller has {wants}"
             yield Problem(("launch.ray",), what, f"pip install {name}=={wanted}" if wanted else f"pip uninstall {name}")
     if seen["model"]:
         what = f"{node} cannot read {expected.model} ({seen['model']})"

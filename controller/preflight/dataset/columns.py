@@ -40,7 +40,7 @@ class Columns:
             if role not in ROLES:
                 near = nearest(role, ROLES, count=1)
                 remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(ROLES)}"
-                raise UserError(f"`{role}` is not a role of a column", where="columns", remedy=remedy)
+                raise UserError(f"`{role}` is not a column role", where="columns", remedy=remedy)
         prompt = mapped.get("prompt") or _first(rows, PROMPT_COLUMNS)
         if prompt is None:
             what = f"there is no column with the prompt (looked for {', '.join(PROMPT_COLUMNS)})"

@@ -40,7 +40,9 @@ class Detector:
             if code not in known:
                 near = nearest(code, known, count=2, cutoff=0.5)
                 remedy = f"did you mean {' or '.join(near)}?" if near else "use an ISO 639 language code, such as en"
-                raise UserError(f"there is no language `{code}`", where="language: allowed", remedy=remedy)
+                raise UserError(
+                    f"`{code}` is not the code of a supported language", where="language: allowed", remedy=remedy
+                )
 
     def detect(self, text: str) -> tuple[str, float]:
         """Code of the language and its probability; an empty code if there are too few letters."""

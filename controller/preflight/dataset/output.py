@@ -68,7 +68,11 @@ class OutputFolder:
             self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             claim(self._folder)
         except OSError as error:
-            raise UserError(f"the folder cannot be written ({error.strerror})", where=str(parent)) from error
+            raise UserError(
+                f"no files can be created in this folder ({error.strerror})",
+                where=str(parent),
+                remedy="check the permissions and the free space of the folder",
+            ) from error
         self._rows, self._removed = HashedFile(self._folder / ROWS), HashedFile(self._folder / REMOVED)
         self._origins = HashedFile(self._folder / ORIGINS)
 

@@ -113,7 +113,7 @@ def _checked(finding: Any) -> Finding | None:
     """What a stage returned, which may be the user's. Raises OperationError."""
     if finding is None or isinstance(finding, Finding):
         return finding
-    raise OperationError(f"the stage returned {finding!r:.80}, not a Finding or None")
+    raise OperationError(f"the stage returned {finding!r:.80}, but it must return a Finding or None")
 
 
 class Pass:
@@ -186,7 +186,10 @@ class Pass:
             while waiting:
                 yield _result(waiting.popleft())
         except BrokenProcessPool as error:
-            raise OperationError("a process that checked rows was killed; nothing was written") from error
+            raise OperationError(
+                "a process that checked rows was killed; nothing was written; check whether the machine ran out of "
+                "memory"
+            ) from error
         except BaseException:  # an error, Ctrl-C, or the caller wants no more
             _kill(pool)
             raise

@@ -65,7 +65,11 @@ def find_sources(names: Sequence[str]) -> list[Source]:
                 with path.open("rb") as file:
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
-                raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
+                raise UserError(
+                    f"the file cannot be read ({error.strerror})",
+                    where=str(path),
+                    remedy="check the path and its permissions",
+                ) from error
             if not num_bytes:
                 raise UserError("the file is empty", where=str(path), remedy="write one JSON object per line")
             if any(one.path.samefile(path) for one in found):
@@ -93,10 +97,14 @@ def lines_of(sources: Sequence[Source]) -> Iterator[Line]:
             changed = (state.st_size, state.st_mtime_ns) != (source.num_bytes, source.modified_ns)
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(
-                f"the file cannot be read ({getattr(error, 'strerror', None) or error})", where=str(path)
+                f"the file cannot be read ({getattr(error, 'strerror', None) or error})",
+                where=str(path),
+                remedy="check whether the file is complete and readable",
             ) from error
         if changed:
-            raise OperationError(f"{path} was changed while it was being read; nothing was written")
+            raise OperationError(
+                f"{path} was changed while it was being read; nothing was written; run the command again"
+            )
 
 
 def first_rows(lines: Iterator[Line], where: str) -> tuple[list[dict[str, Any]], str, Iterator[Line]]:
@@ -116,11 +124,13 @@ def first_rows(lines: Iterator[Line], where: str) -> tuple[list[dict[str, Any]],
             break
     if rows:
         return rows, place, itertools.chain(held, lines)
+    remedy = "write one JSON object per row"
     if len(held) >= FIRST_LINES:
-        raise UserError(f"none of the first {len(held):,} lines is a valid row; {fault}", where=held[-1].where)
+        what = f"none of the first {len(held):,} lines is a valid row; {fault}"
+        raise UserError(what, where=held[-1].where, remedy=remedy)
     if held:
-        raise UserError(f"no line is a valid row; {parse(held[0])[1]}", where=held[0].where)
-    raise UserError("the file contains no rows", where=where)
+        raise UserError(f"no line is a valid row; {parse(held[0])[1]}", where=held[0].where, remedy=remedy)
+    raise UserError("the file contains no rows", where=where, remedy="specify a file with at least one row")
 
 
 def _json_lines(file: BinaryIO, path: Path) -> Iterator[Line]:
@@ -142,7 +152,7 @@ def _document(path: Path) -> Iterator[Line]:
     try:
         rows = loads_finite(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"invalid JSON ({error})", where=str(path)) from error
+        raise UserError(f"invalid JSON ({error})", where=str(path), remedy="correct the syntax of the file") from error
     if not isinstance(rows, list):
         remedy = "write [{...}, {...}], or use a .jsonl file with one object per line"
         raise UserError("the file must contain a list of rows", where=str(path), remedy=remedy)
@@ -165,7 +175,11 @@ def _parquet(path: Path) -> Iterator[Line]:
                 yield Line(f"{path} row {index}", encoded(row))
                 index += 1
     except ArrowException as error:
-        raise UserError(f"the file is not a Parquet file ({first_line(error)})", where=str(path)) from error
+        raise UserError(
+            f"the file is not a valid Parquet file ({first_line(error)})",
+            where=str(path),
+            remedy="create the file again, or convert the data to JSONL",
+        ) from error
 
 
 def encoded(row: Any) -> bytes:

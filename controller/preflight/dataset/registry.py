@@ -86,9 +86,11 @@ def read_plan(path: Path) -> Plan:
     try:
         document = parse_document(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
-        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(
+            f"the file cannot be read ({error.strerror})", where=str(path), remedy="check the path and its permissions"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UserError("the file is not UTF-8 text", where=str(path)) from error
+        raise UserError("the file is not UTF-8 text", where=str(path), remedy="convert the file to UTF-8") from error
     for key in document.data:
         if key not in ("stages", "columns"):
             near = nearest(key, ("stages", "columns"), count=1)
@@ -100,7 +102,7 @@ def read_plan(path: Path) -> Plan:
 def _stages(document: Document) -> tuple[StageSpec, ...]:
     entries = document.data.get("stages")
     if not isinstance(entries, list) or not entries:
-        remedy = "stages: [schema, exact_duplicates]"
+        remedy = "write, for example, stages: [schema, exact_duplicates]"
         raise UserError("`stages` must be a list of at least one stage", where=document.where("stages"), remedy=remedy)
     specs = []
     for index, entry in enumerate(entries):
@@ -112,7 +114,7 @@ def _stages(document: Document) -> tuple[StageSpec, ...]:
             isinstance(entry, dict) and isinstance(entry.get("kind"), str) and not set(entry) - {"kind", "options"}
         )
         if not is_entry or not isinstance(entry.get("options") or {}, dict):
-            remedy = "write a name, or for example {kind: near_duplicates, options: {threshold: 0.8}}"
+            remedy = "write the name of a stage, or, for example, {kind: near_duplicates, options: {threshold: 0.8}}"
             raise UserError("the entry is not a valid stage", where=where, remedy=remedy)
         specs.append(StageSpec(entry["kind"], entry.get("options") or {}, where))
     return tuple(specs)
@@ -123,7 +125,7 @@ def _columns(document: Document) -> Mapping[str, str | None]:
     if not isinstance(columns, dict) or not all(isinstance(name, str | None) for name in columns.values()):
         where = document.where("columns")
         raise UserError(
-            "`columns` must map roles to names",
+            "`columns` must map roles to column names",
             where=where,
             remedy="write, for example, columns: {prompt: task, answer: label}",
         )

@@ -58,7 +58,9 @@ def reader_of(pattern: str) -> Callable[[str], str | None]:
         compiled = re.compile(pattern)
     except re.error as error:
         raise UserError(
-            f"the pattern is not a valid regular expression ({error})", where=f"--answer {pattern}"
+            f"the pattern is not a valid regular expression ({error})",
+            where=f"--answer {pattern}",
+            remedy="correct the pattern",
         ) from error
     if compiled.groups != 1:
         what, remedy = (
@@ -86,9 +88,9 @@ def answers_of_run(
     """
     if not folder.ledger.is_file():
         raise UserError(
-            "the run has no ledger, because nothing has been generated yet",
+            "the run has no ledger, because nothing has been generated yet or because it trains from files",
             where=str(folder.root),
-            remedy="try again later",
+            remedy="wait until the run has generated samples, or specify a run of areal-like train",
         )
     rows, why = read_rows(folder)
     if rows is None:
@@ -150,11 +152,15 @@ def answers_of_file(path: Path, read: Callable[[str], str | None], *, most: int)
                 if line.strip():
                     _add(found, line, f"{path}:{number}", read, most)
     except OSError as error:
-        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(
+            f"the file cannot be read ({error.strerror})", where=str(path), remedy="check the path and its permissions"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UserError("the file is not UTF-8 text", where=str(path)) from error
+        raise UserError("the file is not UTF-8 text", where=str(path), remedy="convert the file to UTF-8") from error
     if not found:
-        raise UserError("the file contains no answers", where=str(path))
+        raise UserError(
+            "the file contains no answers", where=str(path), remedy="specify a file with one answer per line"
+        )
     return [row.taken() for row in found.values()]
 
 
@@ -173,7 +179,11 @@ def _add(found: dict[str, _Row], line: str, place: str, read: Callable[[str], st
     prompt = _prompt(fields)
     key = str(fields["id"]) if fields.get("id") is not None else ""
     if not label or not (key or prompt) or not isinstance(response, str):
-        raise UserError("the line has no label, or has neither `id` nor `prompt`", where=place, remedy=remedy)
+        raise UserError(
+            "the line has no label, has neither `id` nor `prompt`, or has a `response` that is not text",
+            where=place,
+            remedy=remedy,
+        )
     row = found.setdefault(key or prompt, _Row(_text(fields.get("where")), key, prompt, label))
     if row.label != label:
         what = f"the label is {label!r}, but an earlier answer to the same row has the label {row.label!r}"

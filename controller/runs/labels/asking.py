@@ -84,7 +84,7 @@ class _Answers:
             row = Row(number, line.where, fields, columns)
             if fault or not row.prompt:
                 what = fault or "the row has no prompt"
-                raise UserError(what, where=line.where, remedy="`areal-like data clean` removes such lines")
+                raise UserError(what, where=line.where, remedy="run `areal-like data clean`, which removes such lines")
             self.done.num_rows += 1
             for answer in range(self._asking.num_answers):
                 yield question, row, answer
@@ -147,9 +147,17 @@ def write_answers(asking: Asking) -> tuple[Asked, dict[str, float]]:
         OperationError: the target cannot be written, or no request had an answer.
     """
     if asking.target.exists():
-        raise UserError("already exists", where=str(asking.target), remedy="name another file, or remove it")
+        raise UserError(
+            "the file already exists",
+            where=str(asking.target),
+            remedy="choose a different file, or remove the existing one",
+        )
     if asking.options.api != "chat":
-        raise UserError("asks in text", where=WHERE, remedy="leave api out")
+        raise UserError(
+            f"the option api={asking.options.api} is not supported by this command",
+            where=WHERE,
+            remedy="remove this option",
+        )
     answers = _Answers(asking)
     try:
         counters = asyncio.run(answers.run())
@@ -159,7 +167,7 @@ def write_answers(asking: Asking) -> tuple[Asked, dict[str, float]]:
         raise OperationError(f"{error.filename or asking.target}: {error.strerror or error}") from error
     if not answers.done.num_answers:
         asking.target.unlink(missing_ok=True)
-        raise OperationError(f"no request had an answer: {answers.done.first_failure or 'there are no rows'}")
+        raise OperationError(f"no request was answered: {answers.done.first_failure or 'there are no rows'}")
     return answers.done, counters
 
 

@@ -42,7 +42,7 @@ def labels_command(
         raise UserError(
             f"no row has at least {min_answers} final answers",
             where=source,
-            remedy="reduce --min-answers, or set --answer",
+            remedy="reduce --min-answers, or specify the pattern of final answers with --answer",
         )
     if found.num_agreeing < found.num_judged / 2:
         notes.append(
@@ -75,7 +75,7 @@ def _write(path: Path, found: Found) -> None:
                 file.write(json.dumps(one.as_dict()) + "\n")
     except FileExistsError as error:
         remedy = "choose a different name; an existing review is never overwritten"
-        raise UserError("already exists", where=str(path), remedy=remedy) from error
+        raise UserError("the file already exists", where=str(path), remedy=remedy) from error
     except OSError as error:
         raise UserError(
             f"the file cannot be written ({error.strerror})", where=str(path), remedy="choose a different file"
@@ -104,14 +104,16 @@ def answers_command(asking: Asking) -> int:
     OperationError.
     """
     done, counters = write_answers(asking)
-    paid = f"{counters['requests']:,.0f} asked for, {counters['recorded']:,.0f} recorded before"
+    paid = f"{counters['requests']:,.0f} requested, {counters['recorded']:,.0f} taken from the record"
     tokens = f"{counters['tokens_in'] + counters['tokens_out']:,.0f} tokens"
     cost = f", cost {counters['cost']:.4g}" if counters["cost"] else ""
     print(
         f"{done.num_answers:,} answers to {done.num_rows:,} rows ({paid}; {tokens}{cost}); written to {asking.target}"
     )
     if done.num_failed:
-        print(f"{done.num_failed:,} requests had no answer; the first: {done.first_failure}", file=sys.stderr)
+        print(
+            f"{done.num_failed:,} requests were not answered; the first failure: {done.first_failure}", file=sys.stderr
+        )
     return int(done.num_failed > 0)
 
 

@@ -64,9 +64,11 @@ def read_review(path: Path) -> list[Review]:
                 if line.strip():
                     found.append(_reviewed(line, f"{path}:{number}"))
     except OSError as error:
-        raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
+        raise UserError(
+            f"the file cannot be read ({error.strerror})", where=str(path), remedy="check the path and its permissions"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UserError("the file is not UTF-8 text", where=str(path)) from error
+        raise UserError("the file is not UTF-8 text", where=str(path), remedy="convert the file to UTF-8") from error
     if not found:
         raise UserError("the file is empty", where=str(path), remedy="create the file with areal-like data labels")
     return found
@@ -78,7 +80,7 @@ def _reviewed(line: str, place: str) -> Review:
         fields = json.loads(line)
         texts = {name: str(fields.get(name) or "") for name in ("where", "key", "prompt", "label", "answer")}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError("the line is not a valid line of a review", where=place, remedy=remedy) from error
+        raise UserError("the line is not a valid entry of a review file", where=place, remedy=remedy) from error
     decision = fields.get("decision")
     if decision not in (None, *DECISIONS):
         near = nearest(str(decision), DECISIONS, count=1)
@@ -101,7 +103,7 @@ class _Reviews:
             )
             if (other := self._by.setdefault(key, review)) is not review:
                 raise UserError(
-                    f"the line is for the same row as {other.place}",
+                    f"this line and {other.place} refer to the same row",
                     where=review.place,
                     remedy="keep only one of the two lines",
                 )

@@ -30,9 +30,9 @@ def lineage_command(arguments: argparse.Namespace) -> int:
     folder = target.run
     if not folder.ledger.is_file():
         raise UserError(
-            "the run has no ledger, because nothing has been trained yet",
+            "the run has no ledger, because nothing has been trained yet or because it trains from files",
             where=str(folder.root),
-            remedy="try again later",
+            remedy="wait until the run has trained a step, or specify a run of areal-like train",
         )
     graph = open_graph(folder)
     found = answer(graph, subjects(graph, target, arguments))
@@ -85,7 +85,7 @@ def subjects(graph: Graph, target: Target, arguments: argparse.Namespace) -> lis
 
 def _sample(graph: Graph, group: int, index: int | None) -> list[Node]:
     if group not in graph.groups:
-        remedy = f"groups are numbered from 0 to {max(graph.groups, default=0)}"
+        remedy = f"groups are numbered from 0 to {max(graph.groups)}" if graph.groups else "no group has been drawn yet"
         raise UserError(f"there is no group {group}", where=graph.folder.name, remedy=remedy)
     there = [one[0] for one in graph.samples.get(group, ())]
     if index is None and there:
@@ -107,7 +107,7 @@ def _model(graph: Graph, target: Target) -> Node:
         model = checkpoint_model(path, graph.chain) if is_checkpoint else export_model(path, graph.chain, run_id)
         if model is None:
             what = f"the folder is not a {'checkpoint' if is_checkpoint else 'model'} of {graph.folder.root}"
-            raise UserError(what, where=str(path), remedy="specify the run that it belongs to with --run RUN")
+            raise UserError(what, where=str(path), remedy="specify the run of this folder with --run RUN")
         graph.models[str(path)] = model
     return Node("checkpoint" if target.checkpoint is not None else "export", str(path))
 

@@ -91,7 +91,7 @@ def read_result(file: Path) -> dict[str, Any]:
         if not isinstance(found.get(key), kind):
             raise ValueError(f"{file.name} has no {key}")
     if not all(isinstance(update, dict) for update in found["gradients"]):
-        raise ValueError(f"{file.name} does not contain gradients by tensor")
+        raise ValueError(f"{file.name} does not contain the gradients of each tensor")
     return found
 
 
@@ -106,5 +106,5 @@ def count(manifest: Mapping[str, Any], key: str) -> int:
     """A positive number of the manifest. Raises ValueError."""
     value = manifest.get(key)
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"the manifest has no {key}")
+        raise ValueError(f"the manifest has no valid {key}")
     return value

@@ -87,7 +87,10 @@ def _print(trials: Sequence[plan.Trial], measured_s: float | None, words: str) -
         )  # fmt: skip
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     before_s, after_s = (trial.outcome.step_s for trial in trials)
-    print(f"simulated with the costs of the run: a step takes {after_s / before_s:.2f} times as long")
+    print(
+        f"simulated with the costs of the run: a step takes {after_s / before_s:.2f} times as long as without the "
+        "change"
+    )
     if measured_s is not None:
         print(
             f"the steps of the run took {measured_s:.3g} s (median); the simulation of the unchanged schedule differs "

@@ -85,8 +85,9 @@ def blame(folder: RunFolder, version: int | None = None) -> Blame:
         UserError: there is no ledger, it is damaged, or the run has no such version.
     """
     if not folder.ledger.is_file():
-        what = "the run has no ledger, because nothing has been trained yet"
-        raise UserError(what, where=str(folder.root), remedy="try again later")
+        what = "the run has no ledger, because nothing has been trained yet or because it trains from files"
+        remedy = "wait until the run has trained a step, or specify a run of areal-like train"
+        raise UserError(what, where=str(folder.root), remedy=remedy)
     try:
         db, _ = open_ledger(folder)
         with contextlib.closing(db):

@@ -43,9 +43,9 @@ def print_life(folder: RunFolder, group_id: int, index: int | None) -> int:
     """Print the life of a sample, or of all samples of a group; return the exit status, 0. Raises UserError."""
     if not folder.ledger.is_file():
         raise UserError(
-            "the run has no ledger, because nothing has been generated yet",
+            "the run has no ledger, because nothing has been generated yet or because it trains from files",
             where=str(folder.root),
-            remedy="try again later",
+            remedy="wait until the run has generated samples, or specify a run of areal-like train",
         )
     try:
         db, _ = open_ledger(folder)
@@ -67,9 +67,8 @@ def life(db: sqlite3.Connection, folder: RunFolder, group_id: int, index: int | 
     group = db.execute(_GROUP.format(draw=draw), (group_id,)).fetchone()
     if group is None:
         (num,) = db.execute("SELECT COUNT(*) FROM groups").fetchone()
-        raise UserError(
-            f"there is no group {group_id}", where=folder.name, remedy=f"groups are numbered from 0 to {num - 1}"
-        )
+        remedy = f"groups are numbered from 0 to {num - 1}" if num else "no group has been drawn yet"
+        raise UserError(f"there is no group {group_id}", where=folder.name, remedy=remedy)
     samples = [row for row in db.execute(_SAMPLES, (group_id,)) if index is None or row[0] == index]
     partials = _partials(db, group_id, index)
     if not samples and not partials:

@@ -94,7 +94,7 @@ def test_a_card_shows_names_that_cannot_be_encoded(folder: Path, capfd: pytest.C
         ),
         (
             ["check", "rows.jsonl", "--columns", "promt=question"],
-            "`promt` is not a role of a column -> did you mean prompt?",
+            "`promt` is not a column role -> did you mean prompt?",
         ),
         (
             ["check", "rows.jsonl", "--columns", "answer=label"],

@@ -39,7 +39,9 @@ def test_on_a_cpu_memory_is_estimated_and_hours_are_not() -> None:
     words = page(model={"init": init, "tokenizer": "bytes"})
     assert "1 trainer" not in words
     assert "trainer rank  " in words
-    assert "not estimated: the engine and the trainer must both be on GPUs" in words
+    assert (
+        "not estimated: rollout.engine.device, trainer.device: the engine and the trainer must both be on GPUs" in words
+    )
     assert "CUDA" not in words
 
 

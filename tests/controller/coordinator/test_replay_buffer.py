@@ -177,8 +177,10 @@ def reused_by(folder: Path, step: int, *groups: BatchGroup) -> str:
 
 
 def test_the_audit_finds_a_group_reused_too_often_or_twice_in_a_step(recorded: Path) -> None:
-    assert "reused group 1 for time 2, at most 1" in reused_by(recorded, 4, group(1, 1))
-    assert "step 4 reused 2 groups, at most 1" in reused_by(recorded, 4, group(1, 1), group(1, 1))
+    assert "reused group 1, which is reuse 2 of this group, but at most 1 are allowed" in reused_by(
+        recorded, 4, group(1, 1)
+    )
+    assert "step 4 reused 2 groups, but at most 1 are allowed" in reused_by(recorded, 4, group(1, 1), group(1, 1))
 
 
 def test_the_audit_finds_a_reused_group_past_its_age(recorded: Path) -> None:
@@ -190,4 +192,4 @@ def test_the_audit_finds_a_reused_group_of_no_earlier_step(recorded: Path) -> No
 
 
 def test_the_audit_finds_reuse_without_a_buffer(recorded: Path) -> None:
-    assert "reused 1 groups, at most 0" in forged(recorded, "UPDATE lineages SET replay_groups = NULL")
+    assert "reused 1 groups, but at most 0 are allowed" in forged(recorded, "UPDATE lineages SET replay_groups = NULL")

@@ -59,7 +59,7 @@ INSIDE, REFUSED = Ran(0, "inside\n"), Ran(1, "", "bwrap: No permissions\n", "bwr
 @pytest.mark.parametrize(
     ("whole", "bare", "verdict", "words"),
     [
-        (INSIDE, INSIDE, "ok", "0.8.0, works"),
+        (INSIDE, INSIDE, "ok", "bubblewrap 0.8.0 works with"),
         (REFUSED, INSIDE, "warning", "without private /proc"),
         (REFUSED, REFUSED, "warning", "does not work on this machine: bwrap: No permissions"),
         (Ran(0, "writable\ninside\n"), Ran(0, "writable\ninside\n"), "warning", "read-only"),

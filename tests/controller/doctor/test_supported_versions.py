@@ -39,7 +39,7 @@ def test_python_is_supported_from_the_first_to_the_last_minor_version(
     fault = python_fault(found)
     assert (fault == "") is is_supported
     if not is_supported:
-        words = f"areal_like runs on Python 3.11 to 3.13, and this is {found[0]}.{found[1]} ({sys.executable})"
+        words = f"areal_like runs on Python 3.11 to 3.13, but this is Python {found[0]}.{found[1]} ({sys.executable})"
         assert fault == words
 
 
@@ -51,12 +51,15 @@ def test_torch_is_supported_whatever_it_was_built_for(found: str, is_supported: 
     fault = torch_fault(found)
     assert (fault == "") is is_supported
     if not is_supported:
-        assert fault == f"areal_like runs on torch 2.11 to 2.15, and this is {found} ({sys.executable})"
+        assert fault == f"areal_like runs on torch 2.11 to 2.15, but torch {found} is installed ({sys.executable})"
 
 
 def test_torch_that_is_absent_or_has_an_odd_version_is_a_fault() -> None:
-    assert torch_fault(None) == f"areal_like runs on torch 2.11 to 2.15, and none is installed here ({sys.executable})"
-    assert torch_fault("nightly") == "areal_like runs on torch 2.11 to 2.15, but this one reports nightly"
+    assert torch_fault(None) == f"areal_like runs on torch 2.11 to 2.15, but torch is not installed ({sys.executable})"
+    assert (
+        torch_fault("nightly")
+        == "areal_like runs on torch 2.11 to 2.15, but the version of the installed torch is nightly"
+    )
 
 
 def test_version_is_read_without_importing_the_package() -> None:

@@ -35,7 +35,7 @@ def test_missing_or_other_torch_is_a_problem_with_a_command(version: str) -> Non
 @pytest.mark.parametrize(
     ("fault", "advice"),
     [
-        ("no result within 60 s", "try again when it is idle"),
+        ("no result within 60 s", "try again when the machine is idle"),
         ("ended by SIGILL", "lacks instructions"),
         ("OSError: libcudnn.so.9: cannot open shared object file", "LD_LIBRARY_PATH"),
         ("something nobody has seen", "pip install --force-reinstall 'torch"),
@@ -126,7 +126,7 @@ def test_driver_absent_fitting_too_old_and_broken() -> None:
 
 def test_driver_too_old_for_this_cuda_names_both_numbers() -> None:
     found = torch_build.driver(on_gpu(gpu(), programs=SMI, says=lambda argv: Ran(0, "535.104.05\n")))
-    assert found.found == "NVIDIA 535.104.05, but CUDA 13.0 requires 580 or newer"
+    assert found.found == "NVIDIA driver 535.104.05, but CUDA 13.0 requires version 580 or newer"
 
 
 def test_driver_is_read_from_the_kernel_where_nvidia_smi_is_missing() -> None:

@@ -40,8 +40,8 @@ def test_a_node_like_ours_lacks_nothing():
     ("other", "words"),
     [
         ({"python": "3.12.1"}, "node 10.0.0.2 runs Python 3.12.1 (/usr/bin/python3), but the controller runs 3.11.7"),
-        ({"packages": {"torch": "2.12.0"}}, "node 10.0.0.2 has torch 2.12.0, but the controller has 2.13.0"),
-        ({"packages": {}}, "has torch (not installed)"),
+        ({"packages": {"torch": "2.12.0"}}, "node 10.0.0.2 has torch 2.12.0, but the controller has torch 2.13.0"),
+        ({"packages": {}}, "has no torch, but the controller has torch 2.13.0"),
         ({"is_installed": False}, "node 10.0.0.2 has no installation of areal_like for /usr/bin/python3"),
         ({"model": "No such file"}, "model.path: node 10.0.0.2 cannot read /models/m"),
         ({"run_dir": "Permission denied"}, "runs_dir: node 10.0.0.2 cannot use /runs (Permission denied)"),

@@ -106,6 +106,6 @@ def test_a_ledger_whose_last_digest_is_lost_is_damaged(tmp_path: Path) -> None:
 def test_a_fact_without_its_row_is_an_error_of_the_ledger(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.apply([lineage()])
-        with pytest.raises(LedgerError, match="refers to the key"):
+        with pytest.raises(LedgerError, match="refers to the row with the key"):
             ledger.apply([LedgerEntry(effect=FilterGroup(group_id=7, value=0.0))])
         ledger.apply([admit(0)])

@@ -139,13 +139,13 @@ def test_folder_of_ledgers_that_another_user_made_is_refused(tmp_path, monkeypat
     home.unlock()
     base.rename(tmp_path / "theirs")
     base.symlink_to(tmp_path / "theirs")  # what a user without our rights can make
-    with pytest.raises(UserError, match="belongs to another user"):
+    with pytest.raises(UserError, match="not a folder that belongs to you"):
         LedgerHome(tmp_path / "run", None, "r1").open()
     base.unlink()
     base.mkdir()
     if os.getuid() == 0:
         os.chown(base, 65534, 65534)
-        with pytest.raises(UserError, match="belongs to another user"):
+        with pytest.raises(UserError, match="not a folder that belongs to you"):
             LedgerHome(tmp_path / "run", None, "r1").open()
 
 

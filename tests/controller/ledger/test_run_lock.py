@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -61,3 +63,18 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the folder is not writable") as raised:
         lock_folder(tmp_path / "none")
     assert raised.value.where == str(tmp_path / "none")
+
+
+def test_file_system_without_locks_is_not_taken_for_another_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        no_new_descriptors(),
+        pytest.raises(UserError, match=r"files cannot be locked in this folder \(No locks available\)") as raised,
+    ):
+        lock_folder(tmp_path)
+    assert (raised.value.where, "local disk" in raised.value.remedy) == (str(tmp_path), True)

@@ -53,7 +53,7 @@ def test_a_model_with_the_policys_tokenizer_is_fine_also_where_its_vocabulary_is
             "differs from the policy's at token 2 ('b')",
         ),
         ({"vocab": [["<eos>", 0.0], ["a", -1.0]]}, "differs from the policy's at token 2 ('b')"),
-        ({"vocab_size": 2}, "has a vocabulary of 2, but the policy's tokenizer has token 2"),
+        ({"vocab_size": 2}, "has a vocabulary of 2 tokens, but the policy's tokenizer has a token with the id 2"),
     ],
 )
 def test_a_model_with_another_tokenizer_or_vocabulary_is_refused(

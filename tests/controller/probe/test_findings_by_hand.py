@@ -246,7 +246,7 @@ def test_different_log_probs_hide_no_symptom_while_every_other_cause_does() -> N
 
 def test_groups_of_one_answer_are_named_with_the_temperature_where_it_is_low() -> None:
     answers = [answer(0, "a", [1]), answer(0, "a", [1])]
-    for temperature, remedy in ((0.29, "set temperature: 1.0"), (0.3, "start from a model")):
+    for temperature, remedy in ((0.29, "set sampling.temperature: 1.0"), (0.3, "start from a model")):
         seen = seen_of(answers, [1.0, 1.0], sampling=Sampling(temperature=temperature, max_new_tokens=6))
         finding = only(seen)
         assert finding.kind == "greedy"
@@ -281,7 +281,7 @@ def test_groups_of_equal_rewards_are_named_with_the_reward_where_it_is_always_on
     same = only(seen_of(values=[0.5] * 4))
     assert same.kind == "equal_groups"
     assert same.sentence.endswith("the reward of each sample is 0.5.")
-    assert same.remedy == "use harder prompts, or a scorer that distinguishes answers"
+    assert same.remedy == "use harder prompts, or a scorer that distinguishes between answers"
     apart = only(seen_of(values=[1.0, 1.0, 0.0, 0.0]))
     assert apart.sentence == "In every group all rewards are equal, so every advantage is zero."
     assert apart.remedy == "use prompts of medium difficulty, or a larger group_size"

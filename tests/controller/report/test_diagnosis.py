@@ -269,6 +269,27 @@ def test_failing_scores_are_reported_even_where_nobody_waits():
     assert "the policy learns from failures" in verdict(pulses=pulses, settings=settings).detail
 
 
+@pytest.mark.parametrize(
+    ("changes", "logs"),
+    [
+        ({}, "logs/reward.log"),
+        ({"reward__num_services": 2}, "logs/reward-*.log"),
+        ({"reward__addresses": ["tcp://10.0.0.1:5555"]}, "the logs of the reward services"),
+        ({"reward__scorers": []}, "the logs of the rollout workers"),
+        ({"reward__scorers": [], "reward__environment": {"kind": "mine:World"}}, "logs/reward.log"),
+    ],
+)
+def test_advice_names_the_logs_that_contain_the_failures_of_scoring(changes, logs):
+    settings = config(**changes)
+    pulses = pulse_rows(verdicts={"scored": 300.0, "crashed": 60.0, "invalid": 24.0})
+    assert verdict(pulses=pulses, settings=settings).advice.endswith(logs)
+    for reason in ("too_few_scores", "verdict timed_out"):
+        summary = {"audit": "clean", "dropped_by_reason": {reason: 300}, "groups_drawn": 2000}
+        found = verdict(summary=summary, settings=settings)
+        assert logs in found.advice
+        assert ("rollout.workflow_options" in found.advice) is (logs == "the logs of the rollout workers")
+
+
 def test_model_predicts_by_the_slowest_part():
     pace = Pace(step_s=1.0, trainer_s=0.25, rollout_s=1.0, workers=1, score_s=0.5)
     assert pace.predict(workers=2) == 0.5
@@ -350,6 +371,9 @@ def test_lost_processes_are_reported_and_those_that_leave_at_the_end_are_not():
     found = verdict(processes=[*lost, {"name": "rollout-0", "event": "restarted", "reason": ""}])
     assert found.title == "Processes were lost 3 times: rollout-0 most often (3)"
     assert "signal 9" in found.detail
+    assert verdict(processes=lost[:1]).title == "The process rollout-0 was lost"
+    gone = [{"name": "rollout-0", "event": "gone", "reason": "ended with signal 9"}]
+    assert verdict(processes=gone).title == "The process rollout-0 was lost and not restarted"
     notes = [{"note": "worker_lost", "text": "rollout-0 is lost (the run is over); 0 samples return to the queue"}]
     assert verdict(notes=notes).severity == "good"
 
@@ -373,7 +397,9 @@ def test_sink_that_is_down_is_reported_with_its_loss():
 def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_reported(tmp_path):
     assert "paused rollout workers during 30 %" in verdict(pulses=pulse_rows(busy=0.65, paused=0.3)).title
     swaps = [{"stage_s": 0.7, "pause_s": 0.01}] * 3
-    assert verdict(swaps=swaps).title == "New weights take 70 % of a step to reach a rollout worker"
+    assert "trainer.weights.kind" not in verdict(swaps=swaps).advice, "the weights are in shared memory already"
+    assert "trainer.weights.kind: shm" in verdict(swaps=swaps, settings=config(trainer__weights__kind="disk")).advice
+    assert verdict(swaps=swaps).title == "New weights take 70 % of the time of a step to reach a rollout worker"
     found = verdict(folder=tmp_path, weight_dir=str(tmp_path / "weights"))
     assert found.title == "Weights are transferred through the disk, because shared memory had too little free space"
 
@@ -392,3 +418,5 @@ def test_damage_is_reported_with_what_can_still_be_said():
     assert found[0].severity == "good"
     assert found[1].severity == "warning"
     assert "ledger.sqlite" in found[1].detail
+    old = "metrics.jsonl has no rows of kind `pulse`, probably because an older version of areal_like wrote the file"
+    assert diagnose(made_run(problems=[old]))[1].severity == "info"

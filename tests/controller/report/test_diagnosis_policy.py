@@ -265,7 +265,7 @@ def aligned(cosines, *, staleness=2.0):
 def test_gradients_that_stay_aligned_while_samples_are_stale_are_a_warning():
     found = verdict(steps=aligned(0.7))
     assert (found.kind, found.severity) == ("gradients_aligned", "warning")
-    assert "their cosine stays at 0.7" in found.title
+    assert "their cosine similarity stays at 0.7" in found.title
     assert "trainer.lr_by_ess" in found.advice
 
 

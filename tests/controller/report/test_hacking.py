@@ -152,7 +152,7 @@ def test_a_hack_is_the_verdict_unless_the_policy_has_collapsed():
     assert first.title.startswith(
         "The reward rises while held-out accuracy falls: from version 10 to 25 the reward rose"
     )
-    assert "checkpoints up to step 10 contain the best policy" in first.advice
+    assert "The best policy is in the checkpoints up to step 10" in first.advice
     collapsed = [one.kind for one in diagnose(run(0, accuracy=[0.6, 0.6, 0.5, 0.3, 0.2, 0.1]))]
     assert collapsed[:2] == ["policy_collapsed", "reward_hacked"]
 

@@ -229,7 +229,11 @@ def test_a_damaged_file_costs_only_what_stood_in_it(tmp_path, undrawn, name, dam
     (folder.root / name).write_bytes(damage)
     found = read(write_report(folder))
     assert not found.faults
-    assert "Some files of this run could not be read" in found.text or name == "summary.json" or not damage
+    assert (
+        "Some files of this run are missing, incomplete or damaged" in found.text
+        or name == "summary.json"
+        or not damage
+    )
 
 
 def test_rows_of_strange_shapes_do_no_harm(tmp_path):

@@ -58,7 +58,7 @@ def test_a_ledger_whose_log_is_not_copied_yet_is_left_out(folder: RunFolder) -> 
 
 def test_a_broken_seal_is_gone_and_a_damaged_one_an_error(folder: RunFolder) -> None:
     (folder.root / SEAL_FILE).write_text('{"format": 2, "files": {}}')
-    with pytest.raises(ValueError, match="not a seal of format 1"):
+    with pytest.raises(ValueError, match="the file does not have format 1"):
         read_seal(folder)
     break_seal(folder)
     break_seal(folder)

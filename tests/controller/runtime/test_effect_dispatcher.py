@@ -34,6 +34,7 @@ from controller.coordinator.effects import (
 from controller.coordinator.events import Tick, WorkerLost
 from controller.coordinator.sample_outcome import SampleOutcome
 from controller.data.eval_layout import EvalLayout, SetSize
+from controller.ledger.ledger import PurgeReport
 from controller.runtime.effect_dispatcher import EffectDispatcher
 from controller.runtime.inbound import InboundEvent
 from controller.runtime.outcome import Outcome, RunEnd
@@ -66,7 +67,7 @@ class Bench:
         display = SimpleNamespace(note=self.note("show"), accuracy=self.note("accuracy"))
         components = SimpleNamespace(
             coordinator=self.coordinator,
-            ledger=SimpleNamespace(apply=self.apply, purge=self.note("purge")),
+            ledger=SimpleNamespace(apply=self.apply, purge=self.purge),
             supervisor=SimpleNamespace(end=self.note("end"), watches_role=lambda role: role in self.watched),
             rows=SimpleNamespace(
                 eval=lambda row: {"prompt": f"{row}+1="}, layout=EvalLayout({"": SetSize(9, 9, 9)})
@@ -106,6 +107,10 @@ class Bench:
 
     def apply(self, entries: list[Any]) -> None:
         self.done.append(("apply", *(entry.effect for entry in entries)))
+
+    def purge(self, covered_step: int) -> PurgeReport:
+        self.done.append(("purge", covered_step))
+        return PurgeReport(num_samples=4, num_files=1, freed_bytes=100)
 
     def take_lost(self) -> list[Any]:
         lost, self.lost = self.lost, []
@@ -265,8 +270,10 @@ def test_an_evaluation_that_is_given_up_is_said() -> None:
     ]  # fmt: skip
 
 
-def test_payloads_are_purged_up_to_the_step_that_is_covered() -> None:
+def test_payloads_are_purged_up_to_the_step_that_is_covered(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     assert Bench([PurgePayloads(covered_step=8)]).handle() == [("purge", 8)]
+    assert "removed the stored tokens of 4 samples up to step 8 (100 bytes)" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -406,7 +406,7 @@ def test_json_has_one_object_a_variant(capsys):
         (["--gpus", "none"], "is not a whole number"),
         (["--rollout-share", "1.5"], "is not between 0 and 1"),
         (["--sweep", "gpus"], "specifies no values"),
-        (["--sweep", "gpus=8,x"], "is not a valid list of values"),
+        (["--sweep", "gpus=8,x"], "is not a valid value"),
         (["--sweep", "staleness.max_stale=1"], "max_stale"),
         (["--efficiency", "speed=2"], "one of decode_floor_s="),
         *(

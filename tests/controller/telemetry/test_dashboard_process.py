@@ -79,7 +79,7 @@ async def test_port_in_use_is_one_warning_that_names_the_setting(tmp_path: Path)
         process = DashboardProcess(tmp_path, port, said)
         found = await said.next()
         assert await asyncio.to_thread(process.join, TIMEOUT_S)
-    words = f"port {port} is in use: set metrics.dashboard_port to another, or to 0 for any free one"
+    words = f"port {port} is in use: set metrics.dashboard_port to a different port, or to 0 for any free port"
     assert found == (f"no dashboard: {words}; the run continues", "warning")
     assert said.empty()
 

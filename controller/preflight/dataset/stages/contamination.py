@@ -177,7 +177,7 @@ class Contamination(RowStage[ContaminationOptions]):
                 continue
             if is_inside:
                 return Finding("contains an evaluation prompt", f"{of_theirs:.0%} of the {self._names()} of {place}")
-            return Finding("part of an evaluation prompt", f"{of_mine:.0%} of its {self._names()} are in {place}")
+            return Finding("part of an evaluation prompt", f"{of_mine:.0%} of the row's {self._names()} are in {place}")
         return None
 
     def _names(self) -> str:

@@ -40,7 +40,7 @@ class ExactDuplicates(SetStage[ExactOptions]):
         if earlier is None:
             return None
         place, other = earlier
-        return Finding("same prompt" if other == answer else "same prompt, other answer", f"same as {place}")
+        return Finding("same prompt" if other == answer else "same prompt, different answer", f"same as {place}")
 
     def close(self) -> None:
         self._seen.close()

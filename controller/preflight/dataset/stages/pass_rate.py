@@ -80,12 +80,20 @@ def _read_verdicts(path: Path, solved_value: float) -> dict[str, tuple[int, int]
                     solved, scored = counts.get(str(key), (0, 0))
                     counts[str(key)] = solved + (value >= solved_value), scored + 1
     except OSError as error:
-        raise UserError(f"the file cannot be read ({error.strerror})", where=f"pass_rate: verdicts: {path}") from error
+        raise UserError(
+            f"the file cannot be read ({error.strerror})",
+            where=f"pass_rate: verdicts: {path}",
+            remedy="check the path and its permissions",
+        ) from error
     except UnicodeDecodeError as error:
         where = f"pass_rate: verdicts: {path}"
         raise UserError(
             "the file is not UTF-8 text", where=where, remedy="specify the output file of `areal-like score`"
         ) from error
     if not counts:
-        raise UserError("the file contains no scored answers", where=f"pass_rate: verdicts: {path}")
+        raise UserError(
+            "the file contains no scored answers",
+            where=f"pass_rate: verdicts: {path}",
+            remedy="specify the output file of `areal-like score`",
+        )
     return counts

@@ -47,7 +47,11 @@ class PersonalData(RowStage[PersonalOptions]):
             for region in self.options.regions:
                 if region not in self._phones.SUPPORTED_REGIONS:
                     remedy = "use an ISO 3166 country code, such as US"
-                    raise UserError(f"there is no country `{region}`", where="personal_data: regions", remedy=remedy)
+                    raise UserError(
+                        f"`{region}` is not the code of a supported country",
+                        where="personal_data: regions",
+                        remedy=remedy,
+                    )
 
     def check(self, row: Row) -> Finding | None:
         finders = {"email": _email, "phone": self._phone, "iban": _iban, "card": _card}

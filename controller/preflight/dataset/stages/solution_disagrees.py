@@ -25,6 +25,6 @@ class SolutionDisagrees(RowStage[NoOptions]):
         if not results_differ(row.stated_answer, row.solution):
             return None
         return Finding(
-            "other result",
+            "different result",
             f"the answer is {excerpt(row.stated_answer, 60)}, but the solution gives {excerpt(result, 60)}",
         )

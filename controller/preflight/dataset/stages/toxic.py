@@ -54,7 +54,7 @@ class Toxic(RowStage[ToxicOptions]):
             for length, phrases in self._phrases.items():
                 for start in range(len(parts) - length + 1):
                     if tuple(parts[start : start + length]) in phrases:
-                        return Finding("word of the list", f"`{name}`: word {start + 1}")
+                        return Finding("listed word", f"`{name}`: word {start + 1}")
             if (
                 self._classify is not None
                 and text.strip()
@@ -78,7 +78,9 @@ def _read_phrases(path: Path) -> dict[int, frozenset[tuple[str, ...]]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UserError(f"the file cannot be read ({error.strerror})", where=where) from error
+        raise UserError(
+            f"the file cannot be read ({error.strerror})", where=where, remedy="check the path and its permissions"
+        ) from error
     except UnicodeDecodeError as error:
         raise UserError("the file is not UTF-8 text", where=where, remedy="convert the file to UTF-8") from error
     by_length: dict[int, set[tuple[str, ...]]] = {}

@@ -47,7 +47,7 @@ def test_kept_rows_keep_their_bytes_and_removed_ones_their_reason(tmp_path: Path
     assert (tmp_path / "out" / "rows.jsonl").read_bytes() == first + b"\n" + json.dumps(rows(1)[0]).encode() + b"\n"
     removed = [json.loads(line) for line in (tmp_path / "out" / "removed.jsonl").open()]
     assert [(one["where"], one["stage"], one["reason"]) for one in removed] == [
-        (f"{source}:2", "exact_duplicates", "same prompt, other answer"),
+        (f"{source}:2", "exact_duplicates", "same prompt, different answer"),
         (f"{source}:3", "schema", "empty prompt"), (f"{source}:4", "schema", "unreadable line"),
     ]  # fmt: skip
     assert removed[0]["row"] == second
@@ -234,7 +234,10 @@ def own_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Checks", r"Checks failed on .*rows.jsonl:1 \(the stage returned 'a reason', not a Finding or None\)"),
+        (
+            "Checks",
+            r"Checks failed on .*rows.jsonl:1 \(the stage returned 'a reason', but it must return a Finding or None\)",
+        ),
         ("Prepares", r"Prepares cannot be prepared \(FileNotFoundError: .*missing.txt"),
         ("Opens", r"Opens failed on opening \(KeyError: 'x'\)"),
         ("Decides", r"Decides failed on .*rows.jsonl:1 \(KeyError: 1\)"),

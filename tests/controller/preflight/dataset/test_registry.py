@@ -45,7 +45,7 @@ def test_names_options_and_columns_are_read(tmp_path: Path) -> None:
         ("stages: [{name: schema}]", "stages.yaml:1: the entry is not a valid stage"),
         ("steps: [schema]", "no such key: steps"),
         ("stages: [schema", "not valid YAML"),
-        ("columns: [a]\nstages: [schema]", "`columns` must map roles to names"),
+        ("columns: [a]\nstages: [schema]", "`columns` must map roles to column names"),
         ("stages: ['nowhere:stage']", "module nowhere cannot be imported"),
         ("stages: ['json:JSONDecoder']", "json:JSONDecoder is not a stage"),
         ("stages: [toxic]", "toxic: set `words` to a file"),

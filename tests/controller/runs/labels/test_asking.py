@@ -60,7 +60,10 @@ def test_a_labeller_disputes_the_wrong_label_and_its_answers_are_in_the_order_of
     server = serve(adds)
     status, target = answers(rows, server, "--price-out", "1000", "--system", "Add.")
     assert (status, len(server.asked)) == (0, 12)
-    assert "12 answers to 3 rows (12 asked for, 0 recorded before; 120 tokens, cost 0.072)" in capsys.readouterr().out
+    assert (
+        "12 answers to 3 rows (12 requested, 0 taken from the record; 120 tokens, cost 0.072)"
+        in capsys.readouterr().out
+    )
     lines = lines_of(target)
     assert [line["id"] for line in lines] == [1] * 4 + [2] * 4 + [3] * 4
     assert lines[-1] | {"where": ""} == {
@@ -108,7 +111,7 @@ def test_requests_without_an_answer_are_counted_and_the_rest_is_written(
     status, target = answers(rows, serve(behave), "--num-answers", "2")
     assert (status, [line["id"] for line in lines_of(target)]) == (1, [1, 1, 3, 3])
     error = capsys.readouterr().err
-    assert "2 requests had no answer; the first" in error
+    assert "2 requests were not answered; the first failure" in error
     assert "rows.jsonl:2" in error
     status, target = answers(rows, serve(lambda n, h, a: reply(h, b"no", 400)), out="none.jsonl")
     assert (status, target.exists()) == (1, False)

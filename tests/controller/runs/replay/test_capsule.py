@@ -125,8 +125,8 @@ def change_result(inside: Path, change: Callable[[dict[str, Any]], Any]) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda inside, facts: facts.pop("step"), "the manifest has no step"),
-        (lambda inside, facts: facts.update(num_threads="1"), "the manifest has no num_threads"),
+        (lambda inside, facts: facts.pop("step"), "the manifest has no valid step"),
+        (lambda inside, facts: facts.update(num_threads="1"), "the manifest has no valid num_threads"),
         (lambda inside, facts: (inside / "result.json").write_text("[" * 100_000), "not a complete capsule"),
         (lambda inside, facts: (inside / "result.json").write_text("[]"), "result.json is not a JSON object"),
         (
@@ -135,7 +135,7 @@ def change_result(inside: Path, change: Callable[[dict[str, Any]], Any]) -> None
         ),
         (
             lambda inside, facts: change_result(inside, lambda result: result.update(gradients=[1])),
-            "result.json does not contain gradients by tensor",
+            "result.json does not contain the gradients of each tensor",
         ),
         (lambda inside, facts: (inside / "before" / "pytorch_model.bin").write_bytes(b""), "may be a pickle"),
     ],

@@ -95,7 +95,7 @@ def test_exact_duplicates_ignore_case_spaces_and_punctuation() -> None:
     same = row("tom  BUYS 12 apples!", number=2)
     other = row("Tom buys 12 apples.", "8", number=3)
     assert found("exact_duplicates", row("Tom buys 12 apples."), same, other, row("Tom buys 1.2 apples.")) == [
-        None, "same prompt", "same prompt, other answer", None,
+        None, "same prompt", "same prompt, different answer", None,
     ]  # fmt: skip
     assert found("exact_duplicates", row("A b"), row("a B", "8"), compare="prompt_and_answer") == [None, None]
 
@@ -134,7 +134,7 @@ def test_language() -> None:
     assert found("language", row(), german, formulas) == [None, "other language", None]
     spanish = row("Los números primos entre veinte y cuarenta son muy pocos.")
     assert found("language", german, spanish, allowed=["de"]) == [None, "other language"]
-    with pytest.raises(UserError, match="there is no language `xx`"):
+    with pytest.raises(UserError, match="`xx` is not the code of a supported language"):
         found("language", row(), allowed=["xx"])
 
 
@@ -149,11 +149,11 @@ def test_unparseable_answer(answer: str, reason: str | None) -> None:
     ("answer", "solution", "reason"),
     [
         ("7", "12 - 5 = 7\n#### 7", None),
-        ("8", "12 - 5 = 7\n#### 7", "other result"),
+        ("8", "12 - 5 = 7\n#### 7", "different result"),
         ("1000", "#### 1,000", None),
         ("\\frac12", "so $\\boxed{\\frac{1}{2}}$", None),
-        ("\\frac13", "so $\\boxed{\\frac{1}{2}}$", "other result"),
-        ("3", "both $\\boxed{3}$ and $\\boxed{-3}$", "other result"),
+        ("\\frac13", "so $\\boxed{\\frac{1}{2}}$", "different result"),
+        ("3", "both $\\boxed{3}$ and $\\boxed{-3}$", "different result"),
         ("8", "no mark of a result: 7", None),
         ("8", "so it is \\boxed{}", "no result"),
     ],
@@ -165,7 +165,10 @@ def test_solution_disagrees(answer: str, solution: str, reason: str | None) -> N
 def test_solution_in_the_column_of_the_answer_is_compared_with_another_column() -> None:
     columns = Columns("problem", "answer")
     published = {"answer": "12 - 5 = 7 #### 7", "columns": columns}
-    assert found("solution_disagrees", row(**published), row(final_answer="8", **published)) == [None, "other result"]
+    assert found("solution_disagrees", row(**published), row(final_answer="8", **published)) == [
+        None,
+        "different result",
+    ]
 
 
 def test_contamination_in_both_directions(tmp_path: Path) -> None:
@@ -305,7 +308,7 @@ def test_toxic_words_are_whole_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = tmp_path / "words.txt"
     words.write_text("ass\nbad phrase\n")
     rows = (row("What a BAD phrase!"), row("A class of 12 assesses it."), row("An ass."))
-    assert found("toxic", *rows, words=str(words)) == ["word of the list", None, "word of the list"]
+    assert found("toxic", *rows, words=str(words)) == ["listed word", None, "listed word"]
     (tmp_path / "judging.py").write_text(
         "def judge(text): return 0.9 if 'hate' in text else 0.1\ndef odd(text): return 3\n"
     )
