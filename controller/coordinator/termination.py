@@ -95,8 +95,8 @@ _ADVICE = {
         "a higher sampling.temperature, or check the reward"
     ),
     "timeout": "answers take longer than staleness.group_timeout_s; raise it or lower sampling.max_new_tokens",
-    "too_few_scores": "scoring fails; see logs/reward.log, and reward.timeout_s",
-    "verdict": "scoring fails; see logs/reward.log, and reward.timeout_s",
+    "too_few_scores": "scoring fails; see the log of the reward service, and reward.timeout_s",
+    "verdict": "scoring fails; see the log of the reward service, and reward.timeout_s",
     "rejected": (
         "prompts do not fit the model's context (raise rollout.engine.max_context or shorten them), or a workflow or "
         "model failed"
