@@ -217,5 +217,5 @@ def test_run_without_scores_ends_with_the_first_reason(policy: Any) -> None:
         if policy == "drop_sample":
             desk.finish(group, 1, kind="timed_out", reason="nothing within 5 s")
     reason = only(desk.effects, EndRun).reason
-    assert "scoring fails; see logs/reward.log" in reason
+    assert "scoring fails; see the log of the reward service" in reason
     assert reason.endswith("the first failure: crashed, scorer mine:score raised KeyError: 0")
