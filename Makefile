@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --
 # The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart sglang-cpu sglang-cpu-if-possible vllm-cpu vllm-cpu-if-possible ecosystem ecosystem-if-possible environments test test-all test-fast mutation check static lint words types contracts format reference docs clean
+.PHONY: quickstart sglang-cpu sglang-cpu-if-possible vllm-cpu vllm-cpu-if-possible ecosystem ecosystem-if-possible environments test test-all test-part test-fast mutation check static lint words types contracts format reference docs clean
 
 quickstart: $(VENV)/.installed
 	@echo "The quickstart takes about two minutes on two cores: supervised steps, then 70 steps of RL."
@@ -57,9 +57,13 @@ environments:
 test: environments
 	$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
 
-# With the tests that are marked `thorough`: what CI runs.
+# With the tests that are marked `thorough`.
 test-all: environments
 	$(PYTEST) $(PYTEST_ARGS)
+
+# With a third of them, another one for each commit: what CI runs.
+test-part: environments
+	$(PYTEST) --thorough-part $$(git rev-list --count HEAD 2>/dev/null || echo 0)/3 $(PYTEST_ARGS)
 
 # What a change is tried with first: tests that start no process, and a quarter of the examples of property tests. The other
 # tests carry the marks `e2e`, `processes` and `thorough`.
@@ -73,7 +77,7 @@ mutation: $(VENV)/.installed-dev
 # The checks of `static` need only $(VENV): they run while the other environments are fetched and unpacked.
 check:
 	@$(MAKE) --no-print-directory --output-sync=target --jobs 3 $(ENVIRONMENTS) static
-	@$(MAKE) --no-print-directory test-all
+	@$(MAKE) --no-print-directory test-part
 
 static: lint words types contracts docs
 

@@ -29,6 +29,7 @@ EXIT_DEADLINE = "exit-deadline"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-processes", action="store_true", help="leave out tests that start a process")
+    parser.addoption("--thorough-part", metavar="K/N", help="of the thorough tests, run the part K modulo N of N parts")
     parser.addoption("--by-file", action="store_true", help="with -n: collect each file once")
 
 
@@ -45,6 +46,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--no-processes"):
         config.hook.pytest_deselected(items=[item for item in items if _starts_processes(item)])
         items[:] = [item for item in items if not _starts_processes(item)]
+    if text := config.getoption("--thorough-part"):
+        part = streams.part_of(text)
+        config.hook.pytest_deselected(items=[item for item in items if not streams.is_in_part(item, part)])
+        items[:] = [item for item in items if streams.is_in_part(item, part)]
     if streams.is_stream():
         turns = {path: streams.turn(path) for path in {item.path for item in items}}
         items.sort(key=lambda item: turns[item.path])  # stable: within a file the order stays

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,20 @@ def turn(path: Path) -> tuple[bool, int]:
     """Sort key: files with end-to-end tests first, so that streams that take a file each end together."""
     place = LONGEST_FIRST.index(path.stem) if path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
     return "mark.e2e" not in path.read_text(encoding="utf-8"), place
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """`--thorough-part K/N` as K modulo N and N. Raises UsageError."""
+    number, _, count = text.partition("/")
+    if not number.isdecimal() or not count.isdecimal() or int(count) == 0:
+        raise pytest.UsageError(f"--thorough-part {text}: write K/N, two whole numbers, N at least 1")
+    return int(number) % int(count), int(count)
+
+
+def is_in_part(item: pytest.Item, part: tuple[int, int]) -> bool:
+    """Return whether a test runs where one of several parts of the thorough tests is asked for."""
+    is_thorough = item.get_closest_marker("thorough") is not None
+    return not is_thorough or zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
 
 
 def is_stream() -> bool:
