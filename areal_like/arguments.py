@@ -35,7 +35,7 @@ def price(text: str) -> float:
 def whole(text: str) -> int:
     """A whole number, 0 or more, that fits every counter of a run."""
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 999,999,999,999,999")
     return int(text)
 
 

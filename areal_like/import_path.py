@@ -93,11 +93,11 @@ def check_arguments(name: str, factory: Any, arguments: Mapping[str, Any], where
     unknown = [option for option in arguments if option not in known and not takes_all]
     missing = [one.name for one in parameters if one.default is one.empty and one.name not in arguments]
     faults = [
-        f"{what} {', '.join(sorted(names))}" for what, names in (("unknown", unknown), ("missing", missing)) if names
+        f"{what}: {', '.join(sorted(names))}" for what, names in (("unknown", unknown), ("missing", missing)) if names
     ]
     if faults:
-        remedy = f"use these options: {', '.join(known)}" if known else "remove all options: it accepts none"
-        raise UserError(f"options of {name}: {'; '.join(faults)}", where=where, remedy=remedy)
+        remedy = f"use these options: {', '.join(known)}" if known else f"remove all options; {name} has none"
+        raise UserError(f"the options of {name} are not valid ({'; '.join(faults)})", where=where, remedy=remedy)
 
 
 def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: str, where: str) -> T:

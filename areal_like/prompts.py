@@ -222,7 +222,7 @@ class PromptEncoder:
             return TurnEnd(mark, rest[len(mark) :], begins_next=True)
         raise UserError(
             f"the chat template does not end the assistant's turns with {' or '.join(map(repr, stops))}",
-            remedy="give rows with `spans`",
+            remedy="use rows with `spans` instead of `messages`",
         )
 
     def _is_at_end(self, text: str, stop: str, content: str) -> bool:
@@ -257,11 +257,12 @@ class PromptEncoder:
         messages."""
         if not self._has_chat_template:
             raise UserError(
-                "the row has `messages` but the tokenizer has no chat template", remedy="use a `prompt` column instead"
+                "`messages` and tools require a chat template, but the tokenizer has none",
+                remedy="use a `prompt` column without tools, or a tokenizer with a chat template",
             )
         is_list = isinstance(messages, (list, tuple)) and len(messages) > 0
         if not is_list or not all(isinstance(one, Mapping) and "role" in one and "content" in one for one in messages):
-            raise UserError("`messages` must be a non-empty list of {role, content}")
+            raise UserError("`messages` must be a non-empty list of mappings with `role` and `content`")
         is_continuation = messages[-1]["role"] == "assistant"
         try:
             return str(
@@ -341,7 +342,7 @@ def encode_text(tokenizer: Any, text: str, *, what: str) -> list[int]:
         ]
         reason = f"it has no token for {', '.join(shown)}" if shown else first_line(error)
         raise UserError(
-            f"the tokenizer cannot express {what}: {reason}",
+            f"the tokenizer cannot encode {what}: {reason}",
             remedy="correct the row, or set model.tokenizer to a different tokenizer",
         ) from error
 

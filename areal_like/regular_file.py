@@ -23,7 +23,9 @@ def check_regular(path: Path, *, where: str = "", max_bytes: int | None = None) 
     for is_kind, name in _KINDS:
         if is_kind(status.st_mode):
             raise UserError(
-                f"is {name}, not a regular file", where=where or str(path), remedy="save the contents to a regular file"
+                f"the path is {name}, not a regular file",
+                where=where or str(path),
+                remedy="save the contents to a regular file",
             )
     if max_bytes is not None and status.st_size > max_bytes:
         size = f"{status.st_size / 2**20:.0f} MiB, more than {max_bytes / 2**20:.0f} MiB"

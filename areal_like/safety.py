@@ -73,7 +73,7 @@ class WordsOptions(Settings):
     @model_validator(mode="after")
     def _has_one(self) -> WordsOptions:
         if not self.words and self.file is None:
-            raise ValueError("set `words`, or `file` to a file of words")
+            raise ValueError("set `words`, or set `file` to a file with one word or phrase per line")
         return self
 
 
@@ -198,10 +198,13 @@ def _of_user(stage: SafetyStage, where: str) -> Find:
             yield from [(0, len(text))] if truth else []
             return
         if isinstance(found, str) or not isinstance(found, Iterable):
-            raise TypeError(f"{stage.kind} returned {found!r:.80}, not True, False or a list of [start, end]")
+            raise TypeError(f"{stage.kind} returned {found!r:.80} instead of True, False or a list of [start, end]")
         for start, end in found:
             if not 0 <= start < end <= len(text):
-                raise ValueError(f"{stage.kind} returned the place [{start}, {end}] of {len(text)} characters")
+                raise ValueError(
+                    f"{stage.kind} returned the range [{start}, {end}], which is empty or outside the text of "
+                    f"{len(text)} characters"
+                )
             yield start, end
 
     return find
@@ -213,7 +216,9 @@ def _check_call(function: Callable[..., Any], stage: SafetyStage, where: str) ->
     kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     if any(is_kind(one) for is_kind in kinds for one in (function, called)):
         raise UserError(
-            f"{stage.kind} is asynchronous", where=f"{where}.kind", remedy="define it with `def`, not `async def`"
+            f"{stage.kind} is asynchronous",
+            where=f"{where}.kind",
+            remedy="define the function with `def`, not `async def`",
         )
     try:
         signature = inspect.signature(function)
@@ -223,7 +228,9 @@ def _check_call(function: Callable[..., Any], stage: SafetyStage, where: str) ->
         signature.bind("", **stage.options)
     except TypeError as error:
         what = f"{stage.kind} cannot be called with a text and these options ({error})"
-        raise UserError(what, where=f"{where}.options", remedy=f"its arguments are {signature}") from error
+        raise UserError(
+            what, where=f"{where}.options", remedy=f"use options that match its signature, {signature}"
+        ) from error
 
 
 def _truth(found: Any) -> bool | None:

@@ -83,7 +83,7 @@ def tool_of(function: Callable[..., Any], *, where: str = "") -> Tool:
         raise UserError(
             what,
             where=where,
-            remedy="annotate with int, float, str, bool, list, dict, Literal, Optional or dataclasses",
+            remedy="annotate the parameters with int, float, str, bool, list, dict, Literal, Optional or dataclasses",
         ) from None
     summary, about = _documentation(function)
     schema = dict(definitions.pop(root["$ref"].rsplit("/", 1)[1]))

@@ -332,7 +332,7 @@ def _checked(sample: object) -> Sample:
     if not isinstance(sample, Sample):
         raise TypeError(f"a workflow must return a Sample, not {type(sample).__name__}")
     if not isinstance(sample.trajectory, Trajectory) or not isinstance(sample.verdict, Verdict):
-        raise TypeError("a Sample needs a Trajectory and a Verdict")
+        raise TypeError("the `trajectory` of a Sample must be a Trajectory, and its `verdict` must be a Verdict")
     if not isinstance(sample.others, tuple) or not all(isinstance(one, Trajectory) for one in sample.others):
         raise TypeError("the `others` of a Sample must be a tuple of trajectories")
     if not isinstance(sample.response_text, str):

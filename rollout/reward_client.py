@@ -127,7 +127,9 @@ class _Link:
 
     async def _welcomed(self) -> None:
         """Resend all requests: the service restarted or has no record of this client."""
-        log.warning("the reward service at %s restarted; %d requests are sent again", self.name, len(self.pending))
+        log.warning(
+            "registered again with the reward service at %s; %d requests are sent again", self.name, len(self.pending)
+        )
         self._client.count("reward_restarts")
         self.is_draining = self.is_full = False
         self._client.environments.wake(self)

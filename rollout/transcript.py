@@ -110,11 +110,10 @@ class Transcript:
                 older version than the tokens before it.
         """
         if isinstance(answer, Answer) and not answer.is_trainable:
-            whose = f" by {answer.model}, which is not trained, or" if answer.model else ""
+            what = f"an answer of {answer.model}" if answer.model else "this answer"
             raise ValueError(
-                f"an answer sampled{whose} at a temperature different from that of the run cannot be used for "
-                "training; add it with"
-                " `given`"
+                f"{what} cannot be used for training, because its model is not trained, or its temperature is not "
+                "that of the run; add the answer with `given`"
             )
         segment = answer.segment if isinstance(answer, Answer) else answer
         if not len(segment):

@@ -88,7 +88,8 @@ class Turns:
             known = self._put_together()[0].tokens_R
             if not np.array_equal(transcript.sampled_tokens.tokens_R[: len(known)], known):
                 raise UserError(
-                    "a checkpoint must continue the previous one", remedy="start with the transcript in tools.resumed"
+                    "a checkpoint must continue the previous checkpoint",
+                    remedy="start with the transcript in tools.resumed",
                 )
         try:
             encoded = msgspec.msgpack.encode(state)

@@ -299,7 +299,7 @@ def check_models(workflow: Workflow, declared: Sequence[str], teacher: str = "")
         raise UserError(what, where="rollout.workflow", remedy='set the attribute, for example, to models = ("judge",)')
     for missing in (one for one in called if one not in declared):
         what = f"{name} calls a model `{missing}`, which is not declared"
-        raise UserError(what, where=MODELS_KEY, remedy=f"{MODELS_KEY}: [{{name: {missing}, ...}}]")
+        raise UserError(what, where=MODELS_KEY, remedy=f"declare the model: {MODELS_KEY}: [{{name: {missing}, ...}}]")
     for unused in (one for one in declared if one not in called and one != teacher):
         what = f"`{unused}` is declared, but {name} does not call it"
         raise UserError(

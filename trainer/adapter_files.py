@@ -138,7 +138,7 @@ def _check_alpha(folder: Path, settings: AdapterSettings) -> None:
         raise WeightError(f"{folder / ADAPTER_CONFIG} cannot be read ({error})") from error
     if alpha != settings.alpha:  # with it, the same A and B are another policy
         raise UserError(
-            f"the checkpoint's adapter has alpha {alpha:g}, but trainer.lora has {settings.alpha:g}",
+            f"the checkpoint's adapter has alpha {alpha:g}, but trainer.lora.alpha is {settings.alpha:g}",
             where=str(folder),
             remedy=f"set trainer.lora.alpha={alpha:g}, or start a new run",
         )

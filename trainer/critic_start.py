@@ -38,7 +38,9 @@ def make_critic(
         return None
     if not backend.trains_critics:
         what = f"{backend.name} cannot train a critic"
-        raise UserError(what, where="trainer.critic", remedy="use a different trainer.backend, or set critic: null")
+        raise UserError(
+            what, where="trainer.critic", remedy="use a different trainer.backend, or set trainer.critic: null"
+        )
     model = load_critic(source, device=device)
     if resumed is not None:
         load_critic_weights(resumed, model)

@@ -92,13 +92,15 @@ def _prepare(spec: PrepareSpec, target: Path, progress: PrepareProgress) -> Path
 def _check_request(spec: PrepareSpec, target: Path) -> None:
     if (spec.model.path is None) == (spec.model.init is None):
         raise UserError(
-            "set either a model folder or a config from which a model is created",
+            "neither path nor init is set" if spec.model.path is None else "both path and init are set",
             where="model",
-            remedy="set exactly one of path and init",
+            remedy="set either path, the folder of a model, or init, the config of a new model",
         )
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(
-            "the folder already exists", where=str(target), remedy="choose a different folder, or remove this one"
+            "the path already exists and is not an empty folder",
+            where=str(target),
+            remedy="choose a different folder, or remove this path",
         )
 
 

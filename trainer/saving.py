@@ -141,7 +141,7 @@ class Saving:
             raise
         except (OperationError, UserError) as error:  # writing failed: previous checkpoints are unchanged
             if is_last:
-                remedy = "free some disk space, then continue with areal-like resume"
+                remedy = "correct the cause, such as a full disk, then continue with areal-like resume"
                 raise UserError(f"the last checkpoint could not be written: {error}", remedy=remedy) from error
             self._activity.num_failed_checkpoints += 1
             log.warning("no checkpoint of version %d was written: %s", version, error)

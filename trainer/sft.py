@@ -176,7 +176,7 @@ def run_sft(
         if num_bad >= MAX_BAD_UPDATES:
             raise OperationError(
                 f"supervised step {step}: the gradient was not finite {num_bad} times in a row; "
-                "reduce sft.optimizer.lr, or check the rows"
+                "reduce warm_start.sft.optimizer.lr, or check the rows"
             )
         if step % settings.log_every == 0 or step in (1, settings.steps):
             report(step, loss, time.monotonic() - started_s)

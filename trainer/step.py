@@ -134,8 +134,9 @@ class TrainStep:
         self._loss = loss_of(settings.loss)
         is_held = needs_reference(settings.loss, settings.advantage)
         if is_held and reference is None and settings.lora is None:
-            what = f"{settings.loss.kind} needs a reference model, which cannot be emulated"
-            raise UserError(what, where="trainer.loss.kind", remedy="train on real devices, or use a different loss")
+            what = "the loss or the advantage requires a reference model, which cannot be emulated"
+            remedy = "train on real devices, or use settings that require no reference model, such as kl_coef: 0"
+            raise UserError(what, where="trainer.loss", remedy=remedy)
         assert (critic is None) == (settings.critic is None)
         self.policy, self.critic, self.settings = policy, critic, settings
         self.groups_per_step = groups_per_step

@@ -237,7 +237,10 @@ class TrainerWorker:
                     place = await self._publish_location(written, wanted.version)
             except WeightError as error:
                 reason = str(error)
-        log.warning("writing version %d again: %s", wanted.version, reason or place)
+        if reason:
+            log.warning("version %d was not written again: %s", wanted.version, reason)
+        else:
+            log.warning("wrote version %d again: %s", wanted.version, place)
         if place and self._published is not None and self._published.version == wanted.version:
             self._published = msgspec.structs.replace(self._published, manifest_path=place)
         await self._link.send(

@@ -109,7 +109,11 @@ def model_named(name: str, where: str = "--model") -> Model:
         try:
             config = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise UserError(f"the file cannot be read as a model config ({error})", where=str(file)) from error
+            raise UserError(
+                f"the file cannot be read as a model config ({error})",
+                where=str(file),
+                remedy="specify a model folder with a config.json, or a known model name",
+            ) from error
         return model_of(config, name=path.name, where=str(file))
     return _named(MODELS, name.rsplit("/", 1)[-1].lower(), where)
 
@@ -122,7 +126,11 @@ def model_of(config: Mapping[str, Any], *, name: str, where: str = "", bytes_per
         layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         heads, inner, vocab = int(config["num_attention_heads"]), int(config["intermediate_size"]), config["vocab_size"]
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"a size in the model's config is missing or invalid ({error})", where=where or name) from error
+        raise UserError(
+            f"a size in the model's config is missing or invalid ({error})",
+            where=where or name,
+            remedy="use the config.json of a causal language model",
+        ) from error
     _refuse_experts(config, where or name)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or hidden // heads)

@@ -93,9 +93,9 @@ def _first(reply: Any, kind: Any, name: str, shown_url: str) -> Any:
     try:
         found = msgspec.convert(reply, kind)
     except msgspec.MsgspecError as error:
-        raise RequestRefused(f"{shown_url} replied with something other than {name} ({error})") from error
+        raise RequestRefused(f"{shown_url} sent a reply that is not {name} ({error})") from error
     if not found.choices:
-        raise RequestRefused(f"{shown_url} replied without choices")
+        raise RequestRefused(f"the reply of {shown_url} contains no choices")
     return found.choices[0]
 
 
@@ -105,9 +105,11 @@ def sampled_tokens(choice: TokenChoice, shown_url: str) -> tuple[list[int], list
     logprobs = said.token_logprobs if said is not None else None
     if ids is None or logprobs is None:
         what = "the ids of the sampled tokens" if ids is None else "log-probs of the sampled tokens"
-        raise RequestRefused(f"{shown_url} does not return {what} (`api: tokens` needs an endpoint such as vLLM's)")
+        raise RequestRefused(
+            f"{shown_url} does not return {what}; `api: tokens` requires a server that does, such as vLLM"
+        )
     if len(ids) != len(logprobs) or not all(one is not None and math.isfinite(one) for one in logprobs):
-        raise RequestRefused(f"{shown_url} returned {len(ids)} tokens with a different number of log-probs")
+        raise RequestRefused(f"{shown_url} did not return one finite log-prob for each of its {len(ids)} tokens")
     return ids, [float(one) for one in logprobs if one is not None]
 
 

@@ -133,7 +133,7 @@ class ModelClient:
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise RequestRefused(f"{self.shown_url} replied with something other than JSON ({error})") from error
+            raise RequestRefused(f"{self.shown_url} sent a reply that is not JSON ({error})") from error
         tokens = _usage(reply)
         try:
             made = read(reply)

@@ -52,7 +52,9 @@ class HttpClient:
         try:
             import httpx2 as httpx
         except ImportError as error:
-            raise UserError("this requires the `httpx2` package", where=where, remedy="pip install httpx2") from error
+            raise UserError(
+                "the package `httpx2` is not installed", where=where, remedy="pip install httpx2"
+            ) from error
         self.shown_url = shown(url)
         try:
             httpx.URL(url)
@@ -135,7 +137,8 @@ class HttpClient:
             async for chunk in response.aiter_raw():
                 chunks += chunk
                 if len(chunks) > max_bytes:
-                    raise RequestRefused(f"{self.shown_url} replied with more than {self._options.max_reply_kb} KB")
+                    limit = f"max_reply_kb ({self._options.max_reply_kb})"
+                    raise RequestRefused(f"the reply of {self.shown_url} is larger than {limit}; increase max_reply_kb")
             return response.status_code, bytes(chunks), _seconds(response.headers.get("Retry-After", ""))
 
 

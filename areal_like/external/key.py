@@ -33,9 +33,12 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
         return None
     key = key.strip()
     if not key:
-        raise UserError(
-            f"{place} contains no key", where=where, remedy="set the key in the environment in which the job is started"
+        remedy = (
+            "set this variable in the environment in which the job is started"
+            if options.key_env is not None
+            else "write the key into this file"
         )
+        raise UserError(f"{place} contains no key", where=where, remedy=remedy)
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"the key in {place} contains white space, control or non-ASCII characters", where=where)
     return key

@@ -21,12 +21,12 @@ REACH_TIMEOUT_S = 3.0
 def endpoint_needs(options: EndpointOptions) -> Iterator[UserError]:
     """Missing requirements; `where` of an error is the option, empty for the package."""
     if find_spec("httpx2") is None:
-        yield UserError("this requires the `httpx2` package", remedy="pip install httpx2")
+        yield UserError("the package `httpx2` is not installed", remedy="pip install httpx2")
     if isinstance(options, ModelEndpointOptions) and options.record == "replay":
         if options.records is None or not Path(options.records).expanduser().is_file():
             what = f"there is no file {options.records}" if options.records else "no file of recorded answers is set"
             yield UserError(
-                what, where="records", remedy="set it to a file of an earlier run, such as RUN/external/NAME.jsonl"
+                what, where="records", remedy="set records to a file of an earlier run, such as RUN/external/NAME.jsonl"
             )
         return
     try:
@@ -54,6 +54,8 @@ def silent(url: str, key: str) -> UserError | None:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return UserError(
-            f"no server is listening at {host}:{port} ({reason})", where=key, remedy="start the server first"
+            f"cannot connect to {host}:{port} ({reason})",
+            where=key,
+            remedy="start the server first, or correct the address",
         )
     return None

@@ -35,7 +35,7 @@ def checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or port_is_wrong:
         raise ValueError(f"`{url}` is not a valid URL; expected http://host:port/path or https://...")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("a key in the address would be logged; use an environment variable or a file instead")
+        raise ValueError("a user name or password in the URL would be logged; set key_env or key_file instead")
     return url
 
 
@@ -106,7 +106,7 @@ class ModelEndpointOptions(EndpointOptions):
     @model_validator(mode="after")
     def _budget_can_be_counted(self) -> ModelEndpointOptions:
         if self.max_cost is not None and not (self.price_in or self.price_out):
-            raise ValueError("max_cost requires price_in or price_out, the prices of a million tokens")
+            raise ValueError("max_cost requires a price per million tokens; set price_in, price_out or both")
         return self
 
     @property

@@ -47,7 +47,7 @@ class ReasoningGymOptions(Settings):
     def _size_and_seed_are_ours(cls, tasks: dict[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
         for name, config in tasks.items():
             if taken := sorted({"seed", "size"} & set(config or {})):
-                raise ValueError(f"{name}.{taken[0]} cannot be set here; use data.seed and limit")
+                raise ValueError(f"{name}.{taken[0]} cannot be set here; set data.seed or limit instead")
         return tasks
 
     @pydantic.model_validator(mode="after")
@@ -56,7 +56,7 @@ class ReasoningGymOptions(Settings):
             if name not in self.tasks:
                 raise ValueError(f"weights.{name}: `tasks` has no task of this name")
             if not 0 < weight < math.inf:
-                raise ValueError(f"weights.{name}: must be a positive number, not {weight}")
+                raise ValueError(f"weights.{name} must be a positive number, not {weight}")
         return self
 
     @staticmethod
@@ -103,7 +103,7 @@ def entry_at(place: TaskOrigin) -> tuple[Any, dict[str, Any]]:
     tasks = dataset(place.task, place.config, place.seed)
     entry = tasks[place.index]
     if digest_of(entry["question"]) != place.digest:
-        what = "generates a question that differs from the one in the row"
+        what = "the task generates a question that differs from that of the row"
         raise UserError(
             what,
             where=f"{_WHERE} task {place.task}",
@@ -166,12 +166,12 @@ def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> 
         try:
             entry = tasks[index]
         except Exception as error:  # fault boundary: a task's generator may raise anything
-            what = f"cannot generate entry {index} ({type(error).__name__}: {error})"
+            what = f"the task cannot generate entry {index} ({type(error).__name__}: {error})"
             raise UserError(what, where=f"{_WHERE} task {task}", remedy="choose a different configuration") from error
         if part_of(entry["question"]) != split:
             num_tries += 1
             if num_tries > MAX_TRIES:
-                what = f"has too few different questions for a separate set of `{split}` rows"
+                what = f"the task has too few different questions for a separate set of `{split}` rows"
                 raise UserError(
                     what,
                     where=f"{_WHERE} task {task}",

@@ -21,6 +21,10 @@ def rows(*, limit: int | None = None, options: Mapping[str, Any] | None = None) 
         [{'prompt': '(a conversation of a client)', 'answer': '(a conversation of a client)', 'conversation': 0}]
     """
     if options:
-        raise UserError("there are no options", where=f"traffic options.{next(iter(options))}", remedy="remove it")
+        raise UserError(
+            "the task `traffic` has no options",
+            where=f"traffic options.{next(iter(options))}",
+            remedy="remove this option",
+        )
     for number in islice(count(), limit):
         yield {"prompt": NOTHING, "answer": NOTHING, "conversation": number}

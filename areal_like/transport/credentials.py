@@ -91,7 +91,7 @@ def make_service_credentials(folder: Path) -> None:
     except OSError as error:
         if not (folder / "server.secret").exists():
             what = f"cannot create keys here: {error.strerror}"
-            raise UserError(what, where=str(folder), remedy="use a new or an empty folder") from error
+            raise UserError(what, where=str(folder), remedy="use a new or empty folder") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -123,7 +123,7 @@ def _read_hex(path: Path) -> bytes:
     found = read_private(path)
     if not _HEX.fullmatch(found):
         raise UserError(
-            "the file is not a join secret or token",
+            "the file does not contain a valid join secret or token",
             where=str(path),
             remedy="start the run again, or create new keys with `python -m services.reward keys`",
         )

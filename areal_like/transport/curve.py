@@ -169,7 +169,10 @@ def read_private(path: Path) -> bytes:
         )
         raise UserError(what, where=str(path), remedy=remedy) from error
     if stat.S_IMODE(mode) & 0o077:
-        remedy = f"chmod 600, or create new keys; if chmod has no effect there, keep the keys {PLACE_WITH_MODES}"
+        remedy = (
+            "run chmod 600 on this file, or create new keys; if chmod has no effect there, keep the keys "
+            f"{PLACE_WITH_MODES}"
+        )
         raise UserError("other users can read this key", where=str(path), remedy=remedy)
     return content
 
@@ -190,5 +193,9 @@ def _read_key(path: Path) -> bytes:
     except (KeyError, ValueError, ArithmeticError, TypeError):
         is_key = False
     if not is_key:
-        raise UserError("the file is not a CURVE key", where=str(path))
+        raise UserError(
+            "the file is not a CURVE key",
+            where=str(path),
+            remedy="start the run again, or create or copy the service's keys",
+        )
     return key

@@ -133,8 +133,10 @@ class Hub:
             raw.bind(self._bind)
         except zmq.ZMQError as error:
             await self.close()
-            what = "port is in use" if error.errno == errno.EADDRINUSE else f"cannot bind: {error.strerror}"
-            raise UserError(what, where=self._bind, remedy="choose a different port, or 0 for any free port") from error
+            what = "the port is in use" if error.errno == errno.EADDRINUSE else f"cannot bind: {error.strerror}"
+            raise UserError(
+                what, where=self._bind, remedy="use a different port or address; port 0 chooses any free port"
+            ) from error
         self._socket.attach()
         return raw.getsockopt_string(zmq.LAST_ENDPOINT)
 

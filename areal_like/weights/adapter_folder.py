@@ -57,7 +57,9 @@ def read_adapter(folder: Path) -> AdapterFolder:
         raise UserError("no such folder", where=str(folder), remedy="specify the folder of an adapter in peft's format")
     rank, scale = _checked(_settings(folder), str(folder / SETTINGS))
     if not (folder / TENSORS).is_file():
-        raise UserError(f"has no {TENSORS}", where=str(folder), remedy="save the adapter with peft's save_pretrained")
+        raise UserError(
+            f"the folder has no {TENSORS}", where=str(folder), remedy="save the adapter with peft's save_pretrained"
+        )
     try:
         tensors = shapes_in(folder / TENSORS)
     except (OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -75,8 +77,10 @@ def base_problem(adapter: AdapterFolder, weights: Mapping[str, tuple[int, ...]])
     linear = {name.removesuffix(".weight"): shape for name, shape in weights.items() if is_linear(name, shape)}
     for module, (inputs, outputs) in adapter.shapes.items():
         if f"{module}.weight" in weights and module not in linear:
-            what = f"changes {module}, but an embedding, the head or a norm cannot have an adapter"
-            return UserError(what, where=str(adapter.folder), remedy="train the adapter on other linear modules")
+            what = f"the adapter changes {module}, but an embedding, the head or a norm cannot have an adapter"
+            return UserError(
+                what, where=str(adapter.folder), remedy="train an adapter of linear layers other than the head"
+            )
         if module not in linear:
             near = difflib.get_close_matches(module, list(linear), n=1)
             remedy = (
@@ -86,7 +90,8 @@ def base_problem(adapter: AdapterFolder, weights: Mapping[str, tuple[int, ...]])
         if linear[module] not in ((), (outputs, inputs)):
             has = " x ".join(str(size) for size in linear[module])
             what = (
-                f"was trained on a base model in which {module} has {outputs} x {inputs} weights, but here it has {has}"
+                f"the adapter was trained on a base model in which {module} has {outputs} x {inputs} weights, but here "
+                f"it has {has}"
             )
             return UserError(what, where=str(adapter.folder), remedy="use the model that the adapter was trained on")
     return None
@@ -103,7 +108,9 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
         raise UserError(
-            f"has no {SETTINGS}", where=str(folder), remedy="specify the folder of an adapter in peft's format"
+            f"the folder has no {SETTINGS}",
+            where=str(folder),
+            remedy="specify the folder of an adapter in peft's format",
         )
     try:
         found = json.loads(path.read_text("utf-8"))
@@ -155,7 +162,7 @@ def _modules(tensors: Mapping[str, tuple[int, ...]], rank: int, where: str) -> d
         try:
             module, _, part = own_name(name).rpartition(".")
         except ValueError:
-            what = f"contains {name}, which is not the matrix A or B of a linear module"
+            what = f"the file contains {name}, which is not the matrix A or B of a linear module"
             raise UserError(
                 what, where=where, remedy="merge the adapter into its base model with peft, and use the merged model"
             ) from None
@@ -171,5 +178,5 @@ def _modules(tensors: Mapping[str, tuple[int, ...]], rank: int, where: str) -> d
             raise UserError(what, where=where, remedy="save the adapter with peft's save_pretrained")
         modules[module] = (first[1], second[0])
     if not modules:
-        raise UserError("contains no tensors", where=where)
+        raise UserError("the file contains no tensors", where=where)
     return modules

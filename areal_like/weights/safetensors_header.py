@@ -16,7 +16,7 @@ def read_header(file: Path) -> dict[str, Any]:
     cannot be opened."""
 
     def damaged(why: str) -> UserError:
-        what = f"is not a complete safetensors file ({why})"
+        what = f"the file is not a complete safetensors file ({why})"
         return UserError(what, where=str(file), remedy="download or copy the file again")
 
     size = file.stat().st_size

@@ -196,7 +196,7 @@ def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
     try:
         sizes = _TABLE.decode(pieces[0][1:])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"the message in pieces has no valid table: {error}") from error
+        raise WireError(f"the table of a message in several pieces is invalid: {error}") from error
     frames: list[Frame] = []
     at = 1
     for size in sizes:

@@ -306,7 +306,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises ValueError if a name is repeated, of which only the last would be looked at."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is repeated")
+        raise ValueError("the JSON object contains a key twice")
     return found
 
 

@@ -104,7 +104,7 @@ def bound_socket(host: str, port: int, *, host_key: str, port_key: str, remedy: 
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, number)
     except (OSError, UnicodeError) as error:
-        raise UserError(f"{host} is not an address of this machine ({error})", where=host_key) from error
+        raise UserError(f"the address of {host} cannot be resolved ({error})", where=host_key) from error
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind(address)

@@ -64,7 +64,9 @@ def command_of(words: Sequence[str]) -> list[str]:
     where = "rollout.workflow_options.command"
     command = [sys.executable if words[0] in OWN_PYTHON else words[0], *words[1:]]
     if shutil.which(command[0]) is None:
-        raise UserError(f"there is no program {command[0]!r}", where=where)
+        raise UserError(
+            f"there is no program {command[0]!r}", where=where, remedy="install the program, or write its full path"
+        )
     script = command[1] if len(command) > 1 else ""
     if script.endswith(SCRIPTS) and not Path(script).is_file():
         raise UserError(

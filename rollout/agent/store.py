@@ -128,7 +128,7 @@ class TokenStore:
         it begins with. Raises UserError for ids that the tokenizer does not have."""
         num_known = self._tokens.num_ids
         if (wrong := next((one for one in token_ids if not 0 <= one < num_known), None)) is not None:
-            raise UserError(f"there is no token {wrong}, because the tokenizer has only {num_known} tokens")
+            raise UserError(f"token id {wrong} is not in the tokenizer's vocabulary of {num_known} tokens")
         ids_P = np.asarray(token_ids, np.int32)
         chain = _digest(b"tokens", ids_P.tobytes())
         anchor, known_T = None, ids_P[:0]

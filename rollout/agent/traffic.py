@@ -140,8 +140,12 @@ def _key(host: str, variable: str | None) -> str:
     where = f"{OPTIONS_KEY}.key_variable"
     if variable is None:
         if not _is_loopback(host):
-            what = f"clients need a key at {host}, which other machines may reach"
-            raise UserError(what, where=where, remedy="name an environment variable that has the key")
+            what = f"a key is required, because other machines may be able to connect to {host}"
+            raise UserError(
+                what,
+                where=where,
+                remedy="set key_variable to the name of an environment variable that contains the key",
+            )
         return ""
     key = os.environ.get(variable, "") if isinstance(variable, str) else ""
     if not key:

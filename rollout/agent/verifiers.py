@@ -82,11 +82,8 @@ class VerifiersWorkflow:
                 remedy="set tokenizer to a tokenizer folder",
             )
         if not environment or not isinstance(environment, str):
-            raise UserError(
-                f"environment is {environment!r}, not the name of an environment",
-                where=OPTIONS_KEY,
-                remedy="specify a verifiers environment",
-            )
+            what = f"environment must be the name of a verifiers environment, not {environment!r}"
+            raise UserError(what, where=OPTIONS_KEY)
         if os.sep in python:  # relative to the folder the run was started in
             python = os.path.join(os.path.abspath(os.environ.get(USER_PATH) or os.curdir), python)
         if shutil.which(interpreter := sys.executable if python in OWN_PYTHON else python) is None:

@@ -19,7 +19,8 @@ def check_request(request: GenerationRequest, *, context: int, vocab_size: int, 
         raise UserError("the prompt is empty", remedy="use a prompt of at least one token")
     if num_known + 1 > context:
         raise UserError(
-            f"prompt and answer already have {num_known} tokens, which leaves no room in a context of {context} tokens",
+            f"the prompt and the answer so far have {num_known} tokens, which leaves no room in a context of {context} "
+            "tokens",
             remedy="increase rollout.engine.max_context, or remove the row",
         )
     for tokens in (request.prompt_P, request.prefix.tokens_R):
@@ -27,7 +28,9 @@ def check_request(request: GenerationRequest, *, context: int, vocab_size: int, 
     sampling = request.sampling
     if not sampling.temperature >= 0 or sampling.top_p <= 0 or sampling.top_k < 0:
         raise UserError(
-            f"invalid sampling: temperature {sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}"
+            f"the sampling settings are invalid: temperature {sampling.temperature}, top_p {sampling.top_p}, top_k "
+            f"{sampling.top_k}",
+            remedy="use a temperature of at least 0, a top_p greater than 0 and a top_k of at least 0",
         )
 
 

@@ -107,7 +107,7 @@ def read_config(model_dir: Path) -> PreTrainedConfig:
         raise UserError(
             "the folder contains no config.json",
             where=str(model_dir),
-            remedy="set model.path to a Hugging Face model folder",
+            remedy="specify a Hugging Face model folder",
         )
     try:
         return AutoConfig.from_pretrained(str(model_dir))

@@ -98,7 +98,7 @@ class PolicyRole:
         raise UserError(
             f"{self.name} is a role of the policy, which does not compute log-probs of given tokens",
             where=MODELS_KEY,
-            remedy="use source: start, a path, or refresh_every",
+            remedy="set source: start, path or refresh_every for this model",
         )
 
 

@@ -164,13 +164,17 @@ class ExternalCalls:
         """See CalledModel."""
         if self._model.options.api != "tokens":
             what = "`api: chat` returns no log-probs of given tokens"
-            raise UserError(what, where=self._model.where, remedy="use api: tokens, as vLLM offers")
+            raise UserError(
+                what, where=self._model.where, remedy="set api: tokens, which requires a server such as vLLM"
+            )
         if temperature != 1.0:
             what = f"an endpoint returns log-probs at temperature 1, not {temperature:g}"
-            raise UserError(what, where=self._model.where, remedy="use temperature 1, or a model with weights (path)")
+            raise UserError(
+                what, where=self._model.where, remedy="use temperature 1, or a model that is loaded from path"
+            )
         prompt_P, tokens_R = _ids(prompt, self._caller.tokens), np.asarray(tokens)
         if not prompt_P:
-            raise UserError("log-probs need a prompt of at least one token", where=self._model.where)
+            raise UserError("computing log-probs requires a prompt of at least one token", where=self._model.where)
         known = [*prompt_P, *map(int, tokens_R)]
         with self._caller.waiting():
             try:

@@ -77,10 +77,15 @@ class ModelHost:
             report = await self.engine.load_version(manifest_path, "recompute")
         except WeightError as error:
             self.num_failed += 1
-            log.warning("model %s continues with version %d: %s", self.names, self.engine.version, error)
+            log.warning(
+                "model %s keeps version %d, because a newer version cannot be loaded: %s",
+                self.names,
+                self.engine.version,
+                error,
+            )
             return
         self.gate.set(report.version)
-        log.info("model %s is now version %d", self.names, report.version)
+        log.info("model %s now uses version %d", self.names, report.version)
 
 
 class ModelHosts:

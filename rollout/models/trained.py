@@ -33,7 +33,7 @@ def check_trained(trajectories: Sequence[Trajectory], sampled: Mapping[int, Segm
             known = [sampled[number]] if number in sampled else [] if number >= 0 else list(sampled.values())
             if not any(_is_same(trained, one) for one in known):
                 raise UserError(
-                    "the sample trains tokens that were not sampled by a trained role of the policy",
+                    "the sample marks tokens for training that were not sampled by a trained role of the policy",
                     where=MODELS_KEY,
                     remedy="add answers unchanged: use `transcript.sampled` for answers of trained roles, and "
                     "`transcript.given` for answers of other models",

@@ -32,7 +32,7 @@ class ChunkFile:
             self._map = memoryview(mmap.mmap(self._file.fileno(), payload.num_bytes, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
             path.unlink(missing_ok=True)
-            raise WeightError(f"there is no space for {payload.num_bytes} bytes at {path}: {error}") from error
+            raise WeightError(f"cannot allocate {payload.num_bytes} bytes at {path}: {error}") from error
 
     @property
     def is_complete(self) -> bool:

@@ -102,7 +102,7 @@ class _Marked(Coroutine[Any, Any, Any]):
         self._inner.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        raise NotImplementedError("driven by a task")
+        raise NotImplementedError("only an asyncio task can run this coroutine")
 
 
 class Host:

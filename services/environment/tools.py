@@ -149,11 +149,11 @@ def _check_bounds(call_timeout_s: Any, counts: Mapping[str, Any]) -> None:
     is_number = isinstance(call_timeout_s, int | float) and not isinstance(call_timeout_s, bool)
     if not is_number or not 0 < call_timeout_s < math.inf:
         raise UserError(
-            f"call_timeout_s is {call_timeout_s!r}", where=WHERE, remedy="use a number of seconds greater than 0"
+            f"call_timeout_s must be a finite number of seconds greater than 0, not {call_timeout_s!r}", where=WHERE
         )
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{name} is {value!r}", where=WHERE, remedy="use a whole number of at least 1")
+            raise UserError(f"{name} must be a whole number of at least 1, not {value!r}", where=WHERE)
 
 
 @lru_cache(maxsize=4)

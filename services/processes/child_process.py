@@ -59,7 +59,7 @@ class OutputLog:
             sys.stderr.write(passed.decode(errors="replace"))
             self._room_bytes -= len(passed)
             if not self._room_bytes:
-                log.warning("%s print too much; for some time, their output is discarded", self._who)
+                log.warning("%s print too much; their output is discarded for up to a minute", self._who)
         self.num_dropped_bytes += len(chunk) - len(passed)
 
 

@@ -34,11 +34,11 @@ def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[st
             return
         reasons.append(outcome.reason.removeprefix(f"{name}: "))
     if reasons:
-        what = f"returns no reward for the gold answers of the first rows ({reasons[0]})"
+        what = f"the scorer returns no reward for the gold answers of the first rows ({reasons[0]})"
         raise UserError(
             what,
             where=f"reward scorer {name}",
-            remedy=f"the form is {EXPECTED}; the row has the columns {', '.join(tries[0][0])}",
+            remedy=f"define {EXPECTED}; the row has the columns {', '.join(tries[0][0])}",
         )
 
 

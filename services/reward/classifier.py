@@ -49,9 +49,11 @@ class Classifier:
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
         if self._tokenizer.pad_token_id is None:
-            raise UserError(f"the tokenizer of {options.path} has no padding token", where=WHERE)
+            what = f"the tokenizer of {options.path} has no padding token"
+            raise UserError(what, where=WHERE, remedy="set pad_token in its tokenizer_config.json")
         if self._head.is_per_token and not self._tokenizer.is_fast:
-            raise UserError(f"the tokenizer of {options.path} does not report token offsets", where=WHERE)
+            what = f"the tokenizer of {options.path} does not report token offsets"
+            raise UserError(what, where=WHERE, remedy="use a fast tokenizer (tokenizer.json)")
         model.config.pad_token_id = self._tokenizer.pad_token_id  # decoders use it to find a text's last token
         try:
             self._model: Any = model.eval().to(options.device)

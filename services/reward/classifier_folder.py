@@ -46,10 +46,11 @@ def check_folder(path: str, label: int | str | None) -> Head:
             f"{path} contains {name or 'a model without a named architecture'}, which is not a classifier, so its "
             "scores would come from randomly initialised weights",
             where=WHERE,
-            remedy=f"use a model whose architecture ends with {SEQUENCE} or {TOKEN}",
+            remedy=f"use a model whose architecture name ends with {SEQUENCE} or {TOKEN}",
         )
     if not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin")):
-        raise UserError(f"{path} contains no weights (*.safetensors)", where=WHERE)
+        remedy = "download the weights of the model"
+        raise UserError(f"{path} contains no weights (*.safetensors)", where=WHERE, remedy=remedy)
     check_tokenizer(folder)
     classes = _classes(config)
     return Head(name.endswith(TOKEN), len(classes), _index_of(label, classes))

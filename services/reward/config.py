@@ -46,7 +46,7 @@ class ClipSettings(Settings):
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> ClipSettings:
         if self.min is None and self.max is None:
-            raise ValueError("has no bound; set min or max")
+            raise ValueError("no bound is set; set min or max")
         if self.min is not None and self.max is not None and self.min >= self.max:
             raise ValueError(f"min ({self.min:g}) must be less than max ({self.max:g})")
         return self

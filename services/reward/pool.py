@@ -109,9 +109,9 @@ class Pool:
             ready = await self._start_one()
         except Died as error:
             raise UserError(
-                f"cannot be loaded: {error.reason}",
+                f"the scorer cannot be loaded: {error.reason}",
                 where=f"reward scorer {kinds}",
-                remedy="reduce the work that is done when the module of the scorer is imported" if ":" in kinds else "",
+                remedy="check the code that runs when the module of the scorer is imported" if ":" in kinds else "",
             ) from error
         finally:
             notice.cancel()

@@ -112,7 +112,9 @@ class HttpOptions(EndpointOptions):
             if name.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"):
                 raise ValueError(f"`{name}` would be written into the run's config.yaml; use key_env or key_file")
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isascii() or not value.isprintable():
-                raise ValueError(f"`{name}` is not a valid HTTP header name")
+                raise ValueError(
+                    f"the HTTP header `{name}` has an invalid name or value; use printable ASCII characters"
+                )
         return headers
 
 
@@ -155,13 +157,13 @@ class JudgeOptions(ModelEndpointOptions):
     @model_validator(mode="after")
     def _holds_together(self) -> JudgeOptions:
         if (self.rubric is None) == (self.rubric_file is None):
-            raise ValueError("set either rubric or rubric_file")
+            raise ValueError("set exactly one of rubric and rubric_file")
         if self.rubric is not None and (fault := fault_of_template(self.rubric)):
             raise ValueError(f"the rubric {fault}")
         if self.min_score >= self.max_score:
             raise ValueError(f"min_score ({self.min_score:g}) must be less than max_score ({self.max_score:g})")
         if self.correct_at is not None and not self.min_score < self.correct_at <= self.max_score:
-            raise ValueError(f"correct_at ({self.correct_at:g}) must be between min_score and max_score")
+            raise ValueError(f"correct_at ({self.correct_at:g}) must be greater than min_score and at most max_score")
         names = {"model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n"}
         if taken := sorted(names & set(self.extra_body)):
             raise ValueError(f"extra_body.{taken[0]} is set by the scorer and cannot be changed")

@@ -209,7 +209,7 @@ class RewardServer:
 
     def _announce(self, address: str) -> None:
         """Publish the address: in the log, and in a file for a service bound to port 0."""
-        log.info("scoring %s at %s with %d processes", self._pool.label, address, self._settings.num_workers)
+        log.info("listening at %s; scoring %s in %d processes", address, self._pool.label, self._settings.num_workers)
         if self._spec.run_dir is not None:
             path = self._spec.run_dir / "processes" / f"{self._spec.name}.address"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -151,7 +151,7 @@ def read_settings(path: Path) -> RewardSettings:
         raise _as_mistake(error.errors()[0], path) from error
     if useless := [key for key in THEIRS if getattr(settings, key)]:
         remedy = "remove this key, which belongs in the config of a run that uses this service"
-        raise UserError(f"reward.{useless[0]} has no effect on a service", where=str(path), remedy=remedy)
+        raise UserError(f"reward.{useless[0]} has no effect on a standalone service", where=str(path), remedy=remedy)
     check(settings)
     return settings
 

@@ -187,13 +187,13 @@ def nothing() -> None: ...
     [
         (plain, {"a": 1}, "", ""),
         (plain, {"a": 1, "b": 2}, "", ""),
-        (plain, {}, "missing a", "use these options: a, b"),
-        (plain, {"a": 1, "z": 1, "c": 1}, "unknown c, z", "use these options: a, b"),
-        (plain, {"c": 1}, "unknown c; missing a", "use these options: a, b"),
+        (plain, {}, "missing: a", "use these options: a, b"),
+        (plain, {"a": 1, "z": 1, "c": 1}, "unknown: c, z", "use these options: a, b"),
+        (plain, {"c": 1}, "unknown: c; missing: a", "use these options: a, b"),
         (open_ended, {"a": 1, "x": 1}, "", ""),
-        (open_ended, {"x": 1}, "missing a", "use these options: a"),
-        (by_position, {"a": 1, "b": 1}, "unknown a", "use these options: b"),
-        (nothing, {"a": 1}, "unknown a", "remove all options: it accepts none"),
+        (open_ended, {"x": 1}, "missing: a", "use these options: a"),
+        (by_position, {"a": 1, "b": 1}, "unknown: a", "use these options: b"),
+        (nothing, {"a": 1}, "unknown: a", "remove all options; zoo has none"),
         (dict, {"a": 1}, "", ""),
         (3, {"a": 1}, "", ""),
     ],
@@ -207,5 +207,5 @@ def test_names_of_arguments_are_checked_before_the_call(
     with pytest.raises(UserError) as caught:
         check_arguments("zoo", factory, arguments, "zoo.options")
     assert (caught.value.what, caught.value.where, caught.value.remedy) == (
-        f"options of zoo: {what}", "zoo.options", remedy,
+        f"the options of zoo are not valid ({what})", "zoo.options", remedy,
     )  # fmt: skip

@@ -50,7 +50,7 @@ def test_error_that_is_no_single_characters_fault_keeps_its_first_line() -> None
                 raise Exception("too long\nand a trace")
             return super().encode(text, add_special_tokens)
 
-    with pytest.raises(UserError, match=r"cannot express the response: too long ->"):
+    with pytest.raises(UserError, match=r"cannot encode the response: too long ->"):
         encode_text(TooLong(), "1111", what="the response")
 
 
@@ -63,7 +63,7 @@ def test_good_text_is_encoded_once() -> None:
 
 
 def test_row_may_hold_both_forms_and_messages_win() -> None:
-    with pytest.raises(UserError, match="no chat template"):
+    with pytest.raises(UserError, match="require a chat template"):
         encoder(Digits()).encode({"prompt": "1", "messages": [{"role": "user", "content": "1"}]})
 
 
@@ -140,8 +140,9 @@ def test_messages_that_end_with_the_assistant_go_on_there() -> None:
     [
         ({}, "this row has "), ({"prompt": 5}, "this row has "), ({"prompt": " "}, "the prompt is empty"),
         ({"messages": []}, "must be a non-empty list"), ({"messages": "hi"}, "must be a non-empty list"),
-        ({"messages": [{"role": "user"}]}, "role, content"), ({"messages": [{"content": "x"}]}, "role, content"),
-        ({"messages": ["hi"]}, "role, content"),
+        ({"messages": [{"role": "user"}]}, "`role` and `content`"),
+        ({"messages": [{"content": "x"}]}, "`role` and `content`"),
+        ({"messages": ["hi"]}, "`role` and `content`"),
     ],
 )  # fmt: skip
 def test_a_row_that_is_no_prompt_is_refused_in_words(row: dict[str, Any], words: str) -> None:

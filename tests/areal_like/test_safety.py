@@ -76,7 +76,7 @@ def test_a_function_of_the_user_says_whether_or_where(tmp_path, monkeypatch):
     assert look("abc", stage)[1:] == ("my_safety:all_of_it", {"safety_all_of_it_refuse": 1})
     assert look("ab", stage)[1] == ""
     assert look("abc", {"kind": "my_safety:places", "action": "mask"})[0] == "[masked]bc"
-    with pytest.raises(ValueError, match=r"returned the place \[0, 99\] of 3 characters"):
+    with pytest.raises(ValueError, match=r"returned the range \[0, 99\], which is empty or outside the text of 3"):
         look("abc", {"kind": "my_safety:outside"})
     with pytest.raises(UserError, match=r"rollout.safety.0.kind: my_safety:name is not a function"):
         look("abc", {"kind": "my_safety:name"})
@@ -118,7 +118,10 @@ def test_truth_values_of_numpy_count_and_other_results_are_named(tmp_path, monke
         assert look("abc", {"kind": f"numpy_safety:{kind}"})[1] == f"numpy_safety:{kind}"
         assert look("ab", {"kind": f"numpy_safety:{kind}"})[1] == ""
     assert look("abc", {"kind": "numpy_safety:places", "action": "mask"})[0] == "[masked]bc"
-    for kind, what in (("share", "numpy_safety:share returned 0.01, not True"), ("name", "returned 'no', not True")):
+    for kind, what in (
+        ("share", "numpy_safety:share returned 0.01 instead of True"),
+        ("name", "returned 'no' instead of True"),
+    ):
         with pytest.raises(TypeError, match=what):
             look("abc", {"kind": f"numpy_safety:{kind}"})
 
@@ -136,7 +139,7 @@ def test_words_are_read_from_a_file(tmp_path: Path):
     ("stage", "what"),
     [
         ({"kind": "word"}, "there is no stage `word`: use regex, words, secrets, personal_data, or module:function"),
-        ({"kind": "words"}, "options of stage words: set `words`, or `file` to a file of words"),
+        ({"kind": "words"}, "options of stage words: set `words`, or set `file` to a file with one word"),
         ({"kind": "regex", "options": {"patterns": ["("]}}, "`(` is not a regular expression"),
         ({"kind": "secrets", "options": {"patterns": []}}, "options.patterns of stage secrets"),
     ],

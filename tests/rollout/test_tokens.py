@@ -133,7 +133,7 @@ def test_malformed_messages_are_refused(messages):
 
 
 def test_messages_without_a_chat_template_are_refused_in_words():
-    with pytest.raises(UserError, match="no chat template"):
+    with pytest.raises(UserError, match="require a chat template"):
         make_tokens(make_tokenizer()).prompt({"messages": [{"role": "user", "content": "y"}]})
 
 
@@ -174,7 +174,7 @@ def test_prompt_as_long_as_the_context_is_refused_and_one_shorter_is_not():
 
 
 def test_character_without_a_token_is_refused_not_dropped():
-    with pytest.raises(UserError, match=r"cannot express the prompt.*'Ü'"):
+    with pytest.raises(UserError, match=r"cannot encode the prompt.*'Ü'"):
         make_tokens(make_tokenizer()).prompt({"prompt": "Ü"})
 
 

@@ -177,7 +177,7 @@ def test_it_is_loaded_by_its_name_with_its_options() -> None:
     needed: dict[str, dict[str, Any]] = {"agent": {"command": ["sh"]}, "traffic": {"port": 8001}}
     others = BUILT_IN_WORKFLOWS.keys() - {"verifiers"}  # which needs its package
     assert all(load_workflow(name, needed.get(name)).run for name in others)
-    with pytest.raises(UserError, match="unknown turns"):
+    with pytest.raises(UserError, match="unknown: turns"):
         load_workflow("tool_sum", {"turns": 3})
     assert load_workflow("tool_sum", {"max_turns": 1, "episode_tokens": 1}).run
     with pytest.raises(UserError, match="at least 1"):

@@ -79,7 +79,7 @@ def test_an_older_version_after_a_newer_one_is_refused() -> None:
 def test_an_answer_at_another_temperature_may_only_be_given() -> None:
     transcript = Transcript([1])
     greedy = answer(7, is_trainable=False)
-    with pytest.raises(ValueError, match="a temperature different from that of the run"):
+    with pytest.raises(ValueError, match="its temperature is not that of the run"):
         transcript.sampled(greedy)
     transcript.given(greedy.segment.tokens_R)
     transcript.sampled(answer(8))

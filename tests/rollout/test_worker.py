@@ -291,7 +291,7 @@ def test_character_the_tokenizer_lacks_rejects_that_sample_in_words_and_the_work
         await r.until(lambda: r.got(m.SampleReturned) and r.got(m.SampleFinished), "both ends")
         [back] = r.got(m.SampleReturned)
         assert back.reason == "rejected"
-        assert back.detail.startswith("the tokenizer cannot express the prompt: it has no token for 'Ü'")
+        assert back.detail.startswith("the tokenizer cannot encode the prompt: it has no token for 'Ü'")
         assert [done.lease_id for done in r.got(m.SampleFinished)] == [2]
         assert "workflow_crashes" not in r.beat().counters
 

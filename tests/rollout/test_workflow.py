@@ -120,8 +120,8 @@ def test_exception_before_the_answer_rejects_that_sample_alone(rig, fake):
 @pytest.mark.parametrize(
     ("workflow", "words"),
     [
-        (ReturnsNonsense, "not float"), (OwnVerdict, "cannot be sent"), (TextForATrajectory, "needs a Trajectory"),
-        (NumberForAVerdict, "needs a Trajectory and a Verdict"),
+        (ReturnsNonsense, "not float"), (OwnVerdict, "cannot be sent"), (TextForATrajectory, "must be a Trajectory"),
+        (NumberForAVerdict, "its `verdict` must be a Verdict"),
     ],
 )  # fmt: skip
 def test_workflow_that_returns_something_else_crashes_its_sample(rig, fake, workflow, words):
@@ -245,7 +245,10 @@ def test_users_workflow_is_found_by_name(user_module):
         ("users_own_workflow:", "is not a workflow"),
         ("users_own_workflow:Missing", "has no Missing"),
         ("users_own_workflow:Incomplete", "is_resumable"),
-        ("users_own_workflow:NeedsArguments", "options of users_own_workflow:NeedsArguments: missing x"),
+        (
+            "users_own_workflow:NeedsArguments",
+            r"options of users_own_workflow:NeedsArguments are not valid \(missing: x\)",
+        ),
         ("users_own_workflow:Refuses", "cannot be created with these options .too deep"),
         ("users_broken_workflow:Any", "ZeroDivisionError"),
         ("no_such_module_at_all:Any", "ModuleNotFoundError"),
@@ -264,10 +267,15 @@ def test_a_workflow_is_made_with_its_options(user_module):
 @pytest.mark.parametrize(
     ("name", "options", "words", "remedy"),
     [
-        ("NeedsArguments", {"deep": 1, "a": 2}, "unknown a, deep; missing x", "use these options: x, depth"),
-        ("NeedsArguments", {"x": 1, "deep": 1}, "unknown deep$", "use these options: x, depth"),
-        ("Good", {"x": 1}, "unknown x$", "remove all options: it accepts none"),
-        ("single_turn", {"x": 1}, "options of single_turn: unknown x$", "remove all options: it accepts none"),
+        ("NeedsArguments", {"deep": 1, "a": 2}, "unknown: a, deep; missing: x", "use these options: x, depth"),
+        ("NeedsArguments", {"x": 1, "deep": 1}, r"unknown: deep\)$", "use these options: x, depth"),
+        ("Good", {"x": 1}, r"unknown: x\)$", "remove all options; users_own_workflow:Good has none"),
+        (
+            "single_turn",
+            {"x": 1},
+            r"options of single_turn are not valid \(unknown: x\)$",
+            "remove all options; single_turn has none",
+        ),
     ],
 )
 def test_options_that_a_workflow_does_not_take_are_one_mistake(user_module, name, options, words, remedy):

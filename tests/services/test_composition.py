@@ -105,7 +105,7 @@ def test_format_asks_for_all_of_its_checks(options: dict[str, Any], good: str, b
         ({"kind": "scorer_zoo:with_options"}, ["with_options", "scale"]),
         (
             {"kind": "scorer_zoo:score", "options": {"response": 1}},
-            ["the option response is already used by the scorer"],
+            ["the option name response is reserved"],
         ),
         ({"kind": ":score"}, ["module:function"]),
     ],

@@ -116,7 +116,7 @@ def test_an_environment_that_lies_has_no_reward(monkeypatch: pytest.MonkeyPatch,
         ({"id": "Pendulum-v1"}, "reward.environment.options.id: the action space of Pendulum-v1 is Box"),
         ({"id": "Nope-v1"}, "Nope-v1 cannot be created (NameNotFound"),
         ({"id": "CartPole-v1", "observe": "drawing"}, "CartPole-v1 does not support the render mode ansi"),
-        ({"id": "CartPole-v1", "observe": "picture"}, "observe is 'picture'"),
+        ({"id": "CartPole-v1", "observe": "picture"}, "observe must be auto, drawing or values, not 'picture'"),
         (
             {"id": "CartPole-v1", "actions": ["left"]},
             "CartPole-v1 has 2 actions, but ['left'] does not list each of them once",

@@ -13,7 +13,7 @@ from services.environment.loading import check_environment, find_environment
 @pytest.mark.parametrize("kind", ["guess_number", "tool_sum"])
 def test_tasks_of_the_shipped_configs_are_environments(kind: str) -> None:
     check_environment(kind, {})
-    with pytest.raises(UserError, match=f"options of {kind}: unknown size"):
+    with pytest.raises(UserError, match=rf"the options of {kind} are not valid \(unknown: size\)"):
         check_environment(kind, {"size": 3})
 
 
@@ -43,7 +43,11 @@ def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
             {},
             "`step` of environment_zoo:OtherStep cannot be called with the required arguments",
         ),
-        ("environment_zoo:Counter", {"least": 3}, "options of environment_zoo:Counter: unknown least"),
+        (
+            "environment_zoo:Counter",
+            {"least": 3},
+            "the options of environment_zoo:Counter are not valid (unknown: least)",
+        ),
     ],
 )
 def test_what_cannot_be_used_says_why(kind: str, options: dict[str, Any], words: str) -> None:

@@ -228,7 +228,7 @@ def test_a_server_that_is_not_there_is_named_without_its_key() -> None:
         ({"url": "ftp://h"}, "the option url is not a server address"),
         ({"url": "http://h:99999"}, "the option url is not a server address"),
         ({"url": 3}, "the option url is not a server address"),
-        ({"url": "http://h", "reset_columns": "task"}, "reset_columns is 'task'"),
+        ({"url": "http://h", "reset_columns": "task"}, "reset_columns must be a list of column names, not 'task'"),
         ({"url": "http://h", "action": [1]}, "action must be a mapping, not [1]"),
         ({"url": "http://h", "pattern": "("}, "'(' is not a valid regular expression"),
     ],

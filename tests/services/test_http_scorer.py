@@ -139,7 +139,7 @@ def test_a_body_without_end_is_refused_at_its_bound() -> None:
     server = served(lambda n, h, asked: flood(h))
     outcome = score(scorer_of(server.url, max_reply_kb=64))
     assert (outcome.kind, len(server.asked)) == ("invalid", 1)
-    assert "more than 64 KB" in outcome.reason
+    assert "larger than max_reply_kb (64)" in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_key_is_sent_and_shown_nowhere(
     ("options", "words"),
     [
         ({"url": "ftp://x"}, ["http://host:port"]),
-        ({"url": "http://me:pw@host/"}, ["environment variable"]),
+        ({"url": "http://me:pw@host/"}, ["key_env or key_file"]),
         ({"url": "http://host:99999/"}, ["not a valid URL"]),
         ({}, ["url", "required"]),
         ({"url": "http://h", "headers": {"Authorization": "x"}}, ["key_env"]),

@@ -181,7 +181,7 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rubric": None}, "rubric or rubric_file"),
+        ({"rubric": None}, "exactly one of rubric and rubric_file"),
         ({"rubric": "{{ response"}, "is not a valid Jinja template"),
         ({"rubric": "good?"}, "does not contain the answer"),
         (

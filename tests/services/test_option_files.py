@@ -58,7 +58,7 @@ def test_empty_key_names_where_it_was_looked_for(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError) as raised:
         of_file(tmp_path / "key")
     assert raised.value.what == f"file {tmp_path / 'key'} contains no key"
-    assert raised.value.remedy == "set the key in the environment in which the job is started"
+    assert raised.value.remedy == "write the key into this file"
     with pytest.raises(UserError) as raised:
         of_env("", monkeypatch)
     assert raised.value.what == "environment variable SOME_KEY contains no key"

@@ -59,8 +59,8 @@ def test_first_process_alone_loads_the_scorers_before_any_other(monkeypatch: pyt
         (
             Died("took longer"),
             ["my.module:fn"],
-            "cannot be loaded: took longer",
-            "reduce the work that is done when the module of the scorer is imported",
+            "the scorer cannot be loaded: took longer",
+            "check the code that runs when the module of the scorer is imported",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def test_package_that_is_missing_is_named_with_its_command(no_packages: list[str
     remedy = "pip install 'areal-like[reasoning-gym]'"
     assert needs("reasoning_gym") == [("", "the package reasoning-gym is not installed", remedy)]
     for kind in ("http", "llm_judge"):
-        assert needs(kind) == [("", "this requires the `httpx2` package", "pip install httpx2")]
+        assert needs(kind) == [("", "the package `httpx2` is not installed", "pip install httpx2")]
     assert no_packages == ["reasoning_gym", "httpx2", "httpx2"]
 
 
@@ -162,7 +162,7 @@ def test_nobody_listening_says_where_and_why(error: Exception, words: str, monke
     for kind, key in (("http", "url"), ("llm_judge", "base_url")):
         found = unreachable(options(kind))
         assert found is not None
-        assert (found.where, found.what) == (key, f"no server is listening at 127.0.0.1:1 ({words})")
+        assert (found.where, found.what) == (key, f"cannot connect to 127.0.0.1:1 ({words})")
 
 
 # ---------------------------------------------------------------- all scorers of a configuration
@@ -188,7 +188,7 @@ def test_silent_servers_of_a_configuration_name_the_key(monkeypatch: pytest.Monk
     ((key, what, remedy),) = silent_endpoints(RewardSettings.model_validate({"scorers": scorers}))
     assert key == "scorers.1.options.url"
     assert "127.0.0.1:1" in what
-    assert remedy == "start the server first"
+    assert remedy == "start the server first, or correct the address"
 
 
 @pytest.mark.parametrize(

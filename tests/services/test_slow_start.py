@@ -63,7 +63,7 @@ def test_module_that_hangs_is_named_and_then_given_up_with_a_remedy(
     assert said in capsys.readouterr().err
     assert "mine_hangs:score" in str(refused.value)
     assert "took longer than 2 s" in str(refused.value)
-    assert "reduce the work that is done when the module of the scorer is imported" in str(refused.value)
+    assert "check the code that runs when the module of the scorer is imported" in str(refused.value)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs parent-death signals")

@@ -47,9 +47,13 @@ def test_settings_are_a_file_of_their_own_or_a_section_of_a_run_config(tmp_path:
         ({"reward": {"scorers": [{"kind": "math", "weight": "x"}]}}, "reward.scorers.0.weight: ", "docs/reference.md"),
         ({"reward": {"num_wrokers": 1}}, "there is no key reward.num_wrokers", "did you mean num_workers?"),
         ({"reward": {"zzz": 1}}, "there is no key reward.zzz", ""),
-        ({"reward": {"addresses": [ADDRESS]}}, "reward.addresses has no effect on a service", "remove this key"),
-        ({"reward": {"curve_dir": "/k"}}, "reward.curve_dir has no effect on a service", "remove this key"),
-        ({"reward": {"ask_for": "math"}}, "reward.ask_for has no effect on a service", "remove this key"),
+        (
+            {"reward": {"addresses": [ADDRESS]}},
+            "reward.addresses has no effect on a standalone service",
+            "remove this key",
+        ),
+        ({"reward": {"curve_dir": "/k"}}, "reward.curve_dir has no effect on a standalone service", "remove this key"),
+        ({"reward": {"ask_for": "math"}}, "reward.ask_for has no effect on a standalone service", "remove this key"),
         (
             {"reward": {"scorers": [{"kind": "code", "options": {"total_limit_s": 60}}]}},
             "60 s for a program is more than reward.timeout_s 30 allows",

@@ -122,7 +122,7 @@ def test_names_of_another_system_further_back_are_the_users_own(module: Any) -> 
 @pytest.mark.parametrize("option", ["row", "response", "finish_reason", "num_tokens"])
 def test_option_named_as_what_is_passed_anyway_is_refused(option: str, module: Any) -> None:
     module.score = lambda *_, **__: 1.0
-    with pytest.raises(UserError, match=f"the option {option} is already used by the scorer"):
+    with pytest.raises(UserError, match=f"the option name {option} is reserved"):
         UserFunctionScorer("my_rewards_module:score", {option: 1})
 
 

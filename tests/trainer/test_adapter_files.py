@@ -143,7 +143,7 @@ def test_an_adapter_of_another_alpha_is_not_loaded(saved: Path, tiny_model: Make
     with pytest.raises(UserError) as raised:
         load_adapter(saved, with_adapter(tiny_model(), settings), settings, BASE)
     assert str(raised.value) == (
-        f"{saved}: the checkpoint's adapter has alpha 8, but trainer.lora has 2.5"
+        f"{saved}: the checkpoint's adapter has alpha 8, but trainer.lora.alpha is 2.5"
         " -> set trainer.lora.alpha=8, or start a new run"
     )
 

@@ -197,8 +197,8 @@ def test_bad_model_folder_is_one_sentence(damage: Any, words: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (ModelSettings(), "exactly one of path and init"),
-        (ModelSettings(path="x", init=INIT), "exactly one of path and init"),
+        (ModelSettings(), "neither path nor init is set"),
+        (ModelSettings(path="x", init=INIT), "both path and init are set"),
         (ModelSettings(path="/absent/model"), "no such model folder"),
         (ModelSettings(init=INIT), "has no tokenizer"),
         (ModelSettings(init=INIT, tokenizer="nowhere"), "no tokenizer folder"),

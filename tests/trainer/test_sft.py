@@ -124,7 +124,7 @@ def test_only_trained_spans_are_learnt_and_the_end_after_the_last(tokenizer: Pre
         ([["1"]], "must be a list of"),
         ([["1", 1]], "must be a list of"),
         ("1", "must be a list of"),
-        ([["x", True]], "cannot express a span"),
+        ([["x", True]], "cannot encode a span"),
     ],
 )
 def test_spans_that_cannot_be_trained_on_are_named(tokenizer: PreTrainedTokenizerBase, spans: Any, words: str) -> None:
@@ -195,9 +195,9 @@ def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def test_row_the_tokenizer_cannot_express_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(UserError, match=r"row 7.*cannot express the prompt.*'o', 'n', 'e'"):
+    with pytest.raises(UserError, match=r"row 7.*cannot encode the prompt.*'o', 'n', 'e'"):
         encoder(tokenizer).encode({"prompt": "one", "response": "1"}, where="row 7")
-    with pytest.raises(UserError, match=r"row 7.*cannot express the response.*'x'"):
+    with pytest.raises(UserError, match=r"row 7.*cannot encode the response.*'x'"):
         encoder(tokenizer).encode({"prompt": "1", "response": "1x"}, where="row 7")
 
 

@@ -407,7 +407,7 @@ def test_reference_is_switched_off_and_must_be_there_where_the_loss_needs_it(tin
     assert not reference.training
     assert not any(parameter.requires_grad for parameter in reference.parameters())
     assert _trainer(tiny_model(), _settings(), reference=reference).reference is None
-    with pytest.raises(UserError, match="decoupled_ppo needs a reference model"):
+    with pytest.raises(UserError, match="the loss or the advantage requires a reference model"):
         _trainer(tiny_model(), _settings(loss=LossSettings(kl_coef=0.1)))
 
 

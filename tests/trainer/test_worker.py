@@ -514,9 +514,7 @@ def test_last_checkpoint_must_succeed_and_otherwise_one_sentence_says_what_to_do
             stage.link.tell(no_more(1))
             error = await failure(stage)
         assert isinstance(error, UserError)
-        assert str(error).startswith(
-            "the last checkpoint could not be written: the disk is full -> free some disk space"
-        )
+        assert str(error).startswith("the last checkpoint could not be written: the disk is full -> correct the cause")
         assert "export 1" not in training.log
 
     asyncio.run(scene())

@@ -64,7 +64,9 @@ def choose_backend(
         raise UserError(what, where="trainer.ranks", remedy=remedy)
     if settings.lora is not None and not descriptor.trains_adapters:
         what = f"{descriptor.name} cannot train an adapter"
-        raise UserError(what, where="trainer.lora", remedy="set trainer.backend to torch or fsdp, or lora: null")
+        raise UserError(
+            what, where="trainer.lora", remedy="set trainer.backend to torch or fsdp, or set trainer.lora: null"
+        )
     for required in descriptor.packages:
         if find_spec(required.module) is None:
             raise UserError(f"the package {required.module} is not installed", where=KIND_KEY, remedy=required.remedy)

@@ -94,7 +94,9 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         try:
             named = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError("is damaged", where=str(folder / INDEX), remedy="download the model again") from error
+            raise UserError(
+                "the index is damaged", where=str(folder / INDEX), remedy="download the model again"
+            ) from error
         files = [folder / name for name in sorted(named)]
     if not files:
         others = sorted(file.name for file in folder.glob("*.bin"))
@@ -230,7 +232,7 @@ def _type_of(tensors: Mapping[str, Stored], source: Path) -> str:
     if strange or len(found) != 1:
         listed = ", ".join([*found, *strange]) or "none"
         raise UserError(
-            f"the weights of the model have different dtypes: {listed}",
+            f"the dtypes of the weights are different or not supported: {listed}",
             where=str(source),
             remedy="use a model whose weights are all float32, all bfloat16 or all float16",
         )

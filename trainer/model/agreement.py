@@ -110,7 +110,7 @@ def _packed(
         what = f"{type(model).__name__} ({type(error).__name__}: {first_line(error)})"
         if choice.name == "sdpa":
             raise UserError(
-                f"packed sequences fail in {what}", where="model", remedy="use a different model"
+                f"packed sequences are not supported by {what}", where="model", remedy="use a different model"
             ) from error
         raise UserError(
             f"{choice.name} attention does not support {what}",

@@ -131,7 +131,8 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
         )
     if getattr(config, "sliding_window", None) and not kinds and getattr(config, "use_sliding_window", True):
         raise UserError(
-            f"{config.model_type} uses sliding-window attention with a window of {config.sliding_window} tokens",
+            f"{config.model_type} uses sliding-window attention with a window of {config.sliding_window} tokens, which "
+            "packed training does not support",
             where="model",
             remedy="set sliding_window to null in its config.json if your sequences are shorter, or use a different "
             "model",

@@ -123,7 +123,7 @@ def _no_target(target: str, usable: Mapping[str, torch.nn.Module], where: str, *
         return UserError(what, where=where, remedy=f"remove this target, or use {ALL_LINEAR}")
     ends = sorted({name.rpartition(".")[2] for name in usable})
     near = difflib.get_close_matches(target, ends, n=1)
-    remedy = f"did you mean {near[0]}?" if near else f"its linear modules are {', '.join(ends) or 'none'}"
+    remedy = f"did you mean {near[0]}?" if near else f"the linear modules of the model are {', '.join(ends) or 'none'}"
     return UserError(f"the model has no linear module {target}", where=where, remedy=remedy)
 
 

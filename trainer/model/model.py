@@ -45,7 +45,7 @@ def resolve_folder(path: str, *, progress_bar: type | None = None) -> Path:
         return folder
     if folder.exists():
         raise UserError(
-            "is a file, not a model folder", where=path, remedy="specify the folder that contains config.json"
+            "the path is a file, not a model folder", where=path, remedy="specify the folder that contains config.json"
         )
     if not HUB_NAME.fullmatch(path):
         raise UserError("there is no such model folder", where=path, remedy="check model.path")
@@ -88,7 +88,7 @@ def check_weights(folder: Path) -> None:
 def read_config(folder: Path) -> PretrainedConfig:
     """Read config.json of `folder`. Raises UserError if it is missing, damaged or of an unknown model type."""
     if not folder.is_dir():
-        raise UserError("there is no such model folder", where=str(folder), remedy="check model.path")
+        raise UserError("there is no such model folder", where=str(folder), remedy="check the path of the model")
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(
@@ -98,7 +98,9 @@ def read_config(folder: Path) -> PretrainedConfig:
         model_type = json.loads(file.read_text()).get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
-            f"the file is not JSON ({first_line(error)})", where=str(file), remedy="download the file again"
+            f"the file cannot be read as a JSON object ({first_line(error)})",
+            where=str(file),
+            remedy="download the file again",
         ) from error
     _check_model_type(model_type, where=str(file))
     try:
@@ -152,7 +154,9 @@ def _check_causal_lm(config: PretrainedConfig, *, where: str) -> None:
     if not causal_names or (named and not named & causal_names):
         what = ", ".join(sorted(named)) or config.model_type
         raise UserError(
-            f"{what} is not a causal language model", where=where, remedy="use a model whose class ends in ForCausalLM"
+            f"{what} is not a causal language model",
+            where=where,
+            remedy="use a model whose class name ends in ForCausalLM",
         )
 
 
@@ -315,7 +319,7 @@ def to_device(model: PreTrainedModel, device: str) -> PreTrainedModel:
         raise UserError(
             f"device {device!r} cannot be used ({first_line(error)})",
             where="device",
-            remedy="use cpu, or install a torch with CUDA support",
+            remedy="use cpu, or install a build of torch with CUDA support",
         ) from error
 
 

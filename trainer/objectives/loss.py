@@ -124,6 +124,9 @@ def checked(result: TokenLoss, current_N: torch.Tensor, name: str) -> TokenLoss:
 
 def _check_shape(values_N: Any, current_N: torch.Tensor, what: str) -> None:
     if not isinstance(values_N, torch.Tensor) or values_N.shape != current_N.shape:
-        returned = list(values_N.shape) if isinstance(values_N, torch.Tensor) else type(values_N).__name__
+        is_tensor = isinstance(values_N, torch.Tensor)
+        returned = (
+            f"a tensor of shape {list(values_N.shape)}" if is_tensor else f"an object of type {type(values_N).__name__}"
+        )
         remedy = "return a tensor of shape [N] with the loss of each token, not the mean"
         raise UserError(f"{what} {returned} for {len(current_N)} tokens", where=LOSS_KEY, remedy=remedy)

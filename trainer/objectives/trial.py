@@ -48,7 +48,7 @@ def try_loss(settings: LossSettings) -> None:
         raise UserError(
             f"{name} returned a loss or gradient that is not finite",
             where=LOSS_KEY,
-            remedy="limit the values of the ratio",
+            remedy="limit the importance ratio, for example with torch.clamp",
         )
     _check_whole(own, settings, tokens, chosen)
 
@@ -94,7 +94,7 @@ def _check_whole(own: TokenLoss, settings: LossSettings, tokens: TokenInputs, ch
         raise UserError(
             "a correction returned a value that is not finite",
             where=CORRECTION_KEY,
-            remedy="limit the values of the weight",
+            remedy="limit the weights that the correction returns, for example with torch.clamp",
         )
     ours = set(sums.without_own().metrics(1))
     for metric in sorted(reported & ours):

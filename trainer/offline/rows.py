@@ -44,7 +44,7 @@ def _demonstration(where: str, row: Mapping[str, Any]) -> Demonstration:
         return Demonstration(where, {"messages": messages})
     for key in ("prompt", "completion"):
         if row.get(key) is None:
-            raise UserError(f"has no `{key}`", where=where, remedy=f"use rows of the form {DEMONSTRATIONS}")
+            raise UserError(f"the row has no `{key}`", where=where, remedy=f"use rows of the form {DEMONSTRATIONS}")
     return _continued(where, row["prompt"], row["completion"], "completion")
 
 
@@ -55,7 +55,7 @@ def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
             raise UserError(f"`{key}` is empty", where=where, remedy="remove the row")
         return Demonstration(where, {"prompt": prompt, "response": answer})
     if isinstance(prompt, str) or isinstance(answer, str):
-        what = f"`prompt` and `{key}` are of different kinds"
+        what = f"`prompt` and `{key}` are of different types"
         raise UserError(what, where=where, remedy="write both as text, or both as lists of {role, content}")
     given = _checked_messages(prompt, "prompt", where)
     messages = _checked_messages(answer, key, where)
@@ -93,7 +93,7 @@ def read_pairs(path: Path) -> list[Pair]:
 def _pair(where: str, row: Mapping[str, Any]) -> Pair:
     for key in ("chosen", "rejected"):
         if row.get(key) is None:
-            raise UserError(f"has no `{key}`", where=where, remedy=f"use rows of the form {PAIRS}")
+            raise UserError(f"the row has no `{key}`", where=where, remedy=f"use rows of the form {PAIRS}")
     chosen, rejected = row["chosen"], row["rejected"]
     if chosen == rejected:
         raise UserError("`chosen` and `rejected` are equal", where=where, remedy="remove the row")
@@ -106,7 +106,7 @@ def _pair(where: str, row: Mapping[str, Any]) -> Pair:
 def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, Any]:
     """Split two full conversations into the messages that they share, and the rest of each."""
     if not isinstance(chosen, list) or not isinstance(rejected, list):
-        raise UserError("has no `prompt`", where=where, remedy=f"use rows of the form {PAIRS}")
+        raise UserError("the row has no `prompt`", where=where, remedy=f"use rows of the form {PAIRS}")
     num_shared = next(
         (place for place, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
         min(len(chosen), len(rejected)),

@@ -281,7 +281,8 @@ class Attempts(Generic[ClientT]):
         flat = np.frombuffer(base64.b64decode(encoded), np.int32)
         if flat.size != positions * math.prod(self._experts_shape):
             raise EngineError(
-                f"the server sent {flat.size} routed experts for {positions} positions of shape {self._experts_shape}"
+                f"the server sent {flat.size} routed expert ids, expected {positions} positions of shape "
+                f"{self._experts_shape}"
             )
         return flat.reshape(positions, *self._experts_shape)
 
@@ -291,7 +292,9 @@ class Attempts(Generic[ClientT]):
         if self._reached(running) is not None or running.is_ended_by_us:
             return None
         if finish is not None and finish.type == "abort" and len(answer) > before:
-            log.info("the server aborted %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message)
+            log.info(
+                "the server aborted answer %s after %d tokens: %s", running.ticket, len(answer) - before, finish.message
+            )
             return "cancelled"  # it continues on another worker
         # Other reasons do not end the answer: the model's end-of-sequence id if it is not a stop id, or a server that #
         # ran out of memory.
@@ -322,7 +325,8 @@ class Attempts(Generic[ClientT]):
         running.consecutive_failures = 0 if len(running.answer) > before else running.consecutive_failures + 1
         if running.consecutive_failures >= MAX_FRUITLESS_ATTEMPTS:
             raise EngineError(
-                f"{MAX_FRUITLESS_ATTEMPTS} attempts produced no token for an answer; the last one ended with: {words}"
+                f"{MAX_FRUITLESS_ATTEMPTS} attempts produced no token for an answer; the last attempt ended with: "
+                f"{words}"
             )
         if running.consecutive_failures:
             await asyncio.sleep(FRUITLESS_WAIT_S)

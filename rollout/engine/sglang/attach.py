@@ -43,7 +43,7 @@ async def check_attached(
     try:
         model, server = await client.model_info(), await client.server_info()
     except (ServerGone, ServerRefused) as error:
-        what = f"there is no response from an SGLang server at {url} ({first_line(error)})"
+        what = f"the SGLang server at {url} cannot be used ({first_line(error)})"
         raise UserError(what, where=WHERE, remedy="start the server, or remove attach") from error
     finally:
         await client.close()

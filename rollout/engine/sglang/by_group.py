@@ -128,7 +128,7 @@ def announced(bucket: Bucket) -> dict[str, Tensor]:
     """
     unknown = {entry.dtype for entry in bucket.entries} - DTYPES.keys()
     if unknown:
-        raise WeightError(f"unknown dtype {', '.join(sorted(unknown))}")
+        raise WeightError(f"the weights contain tensors of unknown dtype: {', '.join(sorted(unknown))}")
     return as_checkpoint(
         {entry.name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta") for entry in bucket.entries}
     )

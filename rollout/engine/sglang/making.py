@@ -12,7 +12,11 @@ def make(context: EngineContext) -> SGLangEngine:
     """Create the engine. Raises UserError if there are fewer servers to attach to than workers."""
     sglang = context.settings.sglang
     if sglang.attach and context.index >= len(sglang.attach):
-        raise UserError(f"{context.worker} has no server to attach to", where="rollout.engine.sglang.attach")
+        raise UserError(
+            f"{context.worker} has no server to attach to",
+            where="rollout.engine.sglang.attach",
+            remedy="set one address per worker",
+        )
     return SGLangEngine(
         context.model_dir,
         context.settings,

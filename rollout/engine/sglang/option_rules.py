@@ -48,7 +48,7 @@ def model_problems(sglang: SGLangSettings, model: Mapping[str, Any]) -> Iterator
         yield SettingProblem(
             (f"{KEY}.quantization", "model"),
             f"SGLang cannot load new versions into a quantised model of type {family}",
-            f"set quantization: none, or use a model of type {' or '.join(QUANTIZED_FAMILIES)})",
+            f"set quantization: none, or use a model of type {' or '.join(QUANTIZED_FAMILIES)}",
         )
     experts = model.get("num_experts") or model.get("num_local_experts") or model.get("n_routed_experts")
     if sglang.routed_experts and not experts:
@@ -66,7 +66,7 @@ def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[
             ("rollout.engine.device",), "the weights of an SGLang server on a GPU cannot be verified after a transfer"
         )
     elif sglang.tp_size > 1:
-        yield SettingProblem((f"{KEY}.tp_size",), "only servers of one rank can join a process group")
+        yield SettingProblem((f"{KEY}.tp_size",), "only SGLang servers with tp_size 1 can join a process group")
     if sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach",),
@@ -109,7 +109,8 @@ def _attached(job: EngineJob) -> Iterator[SettingProblem]:
     if attach and len(attach) != count:
         yield SettingProblem(
             (f"{KEY}.attach", "rollout.num_workers"),
-            f"lists {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} worker{'s' if count > 1 else ''}",
+            f"attach lists {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} "
+            f"worker{'s' if count > 1 else ''}",
             "set one address per worker",
         )
     for index, url in enumerate(attach):
@@ -123,14 +124,14 @@ def _launched(sglang: SGLangSettings) -> Iterator[SettingProblem]:
     if sglang.attach_key_file is not None and not sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach_key_file", f"{KEY}.attach"),
-            "is the key of running servers, but attach lists none",
+            "attach_key_file is the key of running servers, but attach lists no servers",
             "remove this setting; a launched server gets a random key",
         )
     if sglang.attach and given:
         yield SettingProblem(
             (f"{KEY}.{given[0]}", f"{KEY}.attach"),
-            "configures the launch of a server, but the servers are already running",
-            "remove this setting, and start the servers with it",
+            f"{given[0]} configures the launch of a server, but the servers in attach are already running",
+            "remove this setting, and set the value on the command line of the servers",
         )
 
 
@@ -160,7 +161,7 @@ def _rounded(job: EngineJob) -> Iterator[SettingProblem]:
             "rollout.engine.dtype: bfloat16",
         )
     if sglang.unquantized_layers and sglang.quantization == "none":
-        what = "lists exceptions, but nothing is quantised"
+        what = "unquantized_layers lists exceptions, but nothing is quantised"
         yield SettingProblem((f"{KEY}.unquantized_layers",), what, "quantization: fp8")
 
 
@@ -171,7 +172,9 @@ def _layers(sglang: SGLangSettings) -> Iterator[SettingProblem]:
         key = f"{KEY}.unquantized_layers.{index}"
         if not layer or "," in layer or layer != layer.strip(" ."):
             yield SettingProblem(
-                (key,), f"`{layer}` is not part of a module's name", "use, for example, model.layers.0 or down_proj"
+                (key,),
+                f"`{layer}` cannot be a part of a module's name",
+                "use, for example, model.layers.0 or down_proj",
             )
         head, _, last = layer.rpartition(".")
         for parts in FUSED:
@@ -195,5 +198,7 @@ def _proof(job: EngineJob) -> Iterator[SettingProblem]:
         )
     if sglang.checksums and sglang.tp_size > 1:
         yield SettingProblem(
-            (f"{KEY}.checksums", f"{KEY}.tp_size"), "can only compare whole tensors, not shards", "set tp_size: 1"
+            (f"{KEY}.checksums", f"{KEY}.tp_size"),
+            "checksums can only be compared for whole tensors, not for shards",
+            "set tp_size: 1",
         )

@@ -26,26 +26,26 @@ def option_problems(job: EngineJob) -> Iterator[SettingProblem]:
     if vllm.memory_fraction is not None and is_cpu:
         yield SettingProblem(
             (f"{KEY}.memory_fraction", "rollout.engine.device"),
-            "is a fraction of a GPU's memory, but on a CPU the size of the cache follows from num_slots and "
-            "max_context",
+            "memory_fraction is a fraction of a GPU's memory, but on a CPU the size of the cache follows from "
+            "num_slots and max_context",
             "remove this setting",
         )
     if vllm.tp_size > 1 and is_cpu:
         yield SettingProblem(
             (f"{KEY}.tp_size", "rollout.engine.device"),
-            "divides the model among GPUs",
-            "tp_size: 1; on CPUs use more workers (rollout.num_workers)",
+            "tp_size divides the model among GPUs, but the device is a CPU",
+            "set tp_size: 1, and use more workers instead (rollout.num_workers)",
         )
     if vllm.probe and not is_cpu:
         yield SettingProblem(
             (f"{KEY}.probe", "rollout.engine.device"),
-            "the numerical differences between vLLM's GPU kernels and transformers are not known",
+            "probe cannot be used on a GPU, because the tolerance for vLLM's GPU kernels is not known",
             "probe: false",
         )
     if vllm.probe and job.dtype != "float32":
         yield SettingProblem(
             (f"{KEY}.probe", "rollout.engine.dtype"),
-            f"compares log-probs with a tolerance of 0.001 nats, which is too small for {job.dtype}",
+            f"probe compares log-probs with a tolerance of 0.001 nats, which is too small for {job.dtype}",
             "probe: false",
         )
 
@@ -58,7 +58,7 @@ def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[Setting
     if names_cpu(job.settings.device) and size is not None and size not in CPU_HEAD_SIZES:
         yield SettingProblem(
             (KIND_KEY, "model"),
-            f"on a CPU, vLLM does not support the head size {size}, but only {', '.join(map(str, CPU_HEAD_SIZES))}",
+            f"the model has head size {size}, but on a CPU vLLM supports only {', '.join(map(str, CPU_HEAD_SIZES))}",
             "rollout.engine.kind: embedded",
         )
     family = model.get("model_type")
@@ -70,7 +70,7 @@ def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[Setting
                 f"set rollout.engine.kind: embedded, or use a model of type {' or '.join(EXPERT_FAMILIES)}",
             )
         elif job.settings.vllm.probe:
-            yield SettingProblem((f"{KEY}.probe", "model"), "can only compare dense models", "set probe: false")
+            yield SettingProblem((f"{KEY}.probe", "model"), "probe can only compare dense models", "set probe: false")
 
 
 def _head_problems(tp_size: int, heads: Any, key_heads: Any) -> Iterator[SettingProblem]:
@@ -80,6 +80,6 @@ def _head_problems(tp_size: int, heads: Any, key_heads: Any) -> Iterator[Setting
         return
     is_divided = key_heads % tp_size == 0 if key_heads >= tp_size else tp_size % key_heads == 0
     if heads % tp_size or not is_divided:
-        what = f"{heads} heads with {key_heads} heads of keys cannot be divided among {tp_size} GPUs"
+        what = f"{heads} attention heads and {key_heads} key-value heads cannot be divided among {tp_size} GPUs"
         sizes = [size for size in range(1, heads + 1) if heads % size == 0 and not key_heads % size]
         yield SettingProblem((f"{KEY}.tp_size", "model"), what, f"set tp_size to one of: {', '.join(map(str, sizes))}")

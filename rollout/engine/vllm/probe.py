@@ -61,7 +61,9 @@ class ProbeMaker:
         except RuntimeError as error:
             raise WeightError(f"version {version} does not fit the model: {error}") from error
         if unknown or any(name != "lm_head.weight" for name in missing):
-            raise WeightError(f"version {version} does not fit the model: {[*missing, *unknown][0]}")
+            raise WeightError(
+                f"version {version} does not fit the model: the tensor {[*missing, *unknown][0]} is missing or unknown"
+            )
         self._model.tie_weights()  # type: ignore[operator]
         length = min(LENGTH, int(self._config.get_text_config().max_position_embeddings))
         vocab_size = int(self._config.get_text_config().vocab_size)

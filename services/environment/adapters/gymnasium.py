@@ -49,7 +49,8 @@ class GymnasiumEnvironment:
         """
         require("gymnasium", "gymnasium", "gymnasium")
         if observe not in ("auto", "drawing", "values"):
-            raise UserError(f"observe is {observe!r}", where=f"{OPTIONS}.observe", remedy="use auto, drawing or values")
+            what = f"observe must be auto, drawing or values, not {observe!r}"
+            raise UserError(what, where=f"{OPTIONS}.observe")
         self._pattern, self._correct_at = ActionPattern(pattern), correct_at
         self._environment, self._is_drawn = _made(id, check_mapping("make", make), observe)
         self._spaces = importlib.import_module("gymnasium.spaces")
@@ -96,7 +97,9 @@ class GymnasiumEnvironment:
                 f"the action space of {name} is {space}, which is not supported because its actions cannot be written "
                 "as text"
             )
-            raise UserError(what, where=f"{OPTIONS}.id", remedy="use an environment with a Text or Discrete space")
+            raise UserError(
+                what, where=f"{OPTIONS}.id", remedy="use an environment with a Text or Discrete action space"
+            )
         if actions is None:
             return [str(space.start + number) for number in range(space.n)]
         if isinstance(actions, str) or len(actions) != space.n or len({str(one).lower() for one in actions}) != space.n:
@@ -155,7 +158,7 @@ def _made(name: str, arguments: Mapping[str, Any], observe: Observe) -> tuple[An
     except Exception as error:  # the environment's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{name} cannot be created ({type(error).__name__}: {reason})"
-        raise UserError(what, where=OPTIONS, remedy="correct the options id or make") from error
+        raise UserError(what, where=OPTIONS, remedy="correct the option id or the option make") from error
     if is_drawn and not can_draw:
         what = f"{name} does not support the render mode ansi"
         raise UserError(what, where=f"{OPTIONS}.observe", remedy="observe: values")

@@ -64,9 +64,9 @@ class OpenEnvEnvironment:
         self._url = _socket_url(url)
         if isinstance(reset_columns, str) or not all(isinstance(one, str) for one in reset_columns):
             raise UserError(
-                f"reset_columns is {reset_columns!r}",
+                f"reset_columns must be a list of column names, not {reset_columns!r}",
                 where=f"{OPTIONS}.reset_columns",
-                remedy="use a list, for example [task_id]",
+                remedy="write, for example, reset_columns: [task_id]",
             )
         self._action_field, self._observation_field = action_field, observation_field
         self._action, self._reset = check_mapping("action", action), check_mapping("reset", reset)

@@ -184,7 +184,7 @@ def _built_in(name: str) -> Any:
 
 def _text(content: Any) -> str:
     if type(content) is not str or len(content) > MAX_INT_DIGITS:
-        raise ValueError("the value is not a short text")
+        raise ValueError(f"the value is not a string of at most {MAX_INT_DIGITS} characters")
     return content
 
 

@@ -100,7 +100,7 @@ def _decide(operation: str, *operands: Any) -> Any:
 
 def _of_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{kind.__name__} expected, not {type(value).__name__}")
+        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     return value
 
 

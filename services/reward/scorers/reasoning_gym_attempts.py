@@ -36,12 +36,10 @@ class ReasoningGymEnvironment:
         """
         require("reasoning_gym", "reasoning-gym", "reasoning-gym")
         if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or not 1 <= max_attempts <= MAX_ATTEMPTS:
-            what = f"max_attempts is {max_attempts!r}"
-            raise UserError(
-                what, where=f"{OPTIONS}.max_attempts", remedy=f"use a whole number from 1 to {MAX_ATTEMPTS}"
-            )
+            what = f"max_attempts must be a whole number from 1 to {MAX_ATTEMPTS}, not {max_attempts!r}"
+            raise UserError(what, where=f"{OPTIONS}.max_attempts")
         if extract not in ("tag", "last_line", "whole"):
-            raise UserError(f"extract is {extract!r}", where=f"{OPTIONS}.extract", remedy="use tag, last_line or whole")
+            raise UserError(f"extract must be tag, last_line or whole, not {extract!r}", where=f"{OPTIONS}.extract")
         self._max_attempts, self._reveal = max_attempts, reveal
         self._scorer = ReasoningGymScorer(ReasoningGymScorerOptions(extract=extract))
         self._row: dict[str, Any] = {}

@@ -77,6 +77,4 @@ class HttpScorer:
         try:
             return _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise CannotJudge(
-                f"{shown(self._options.url)} replied with something other than a score ({error})"
-            ) from error
+            raise CannotJudge(f"{shown(self._options.url)} sent a reply that is not a score ({error})") from error

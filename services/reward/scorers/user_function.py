@@ -62,7 +62,7 @@ class UserFunctionScorer:
         self._options = dict(options)
         if clash := sorted(set(options) & {"row", "response", *_INFO}):
             raise UserError(
-                f"the option {clash[0]} is already used by the scorer",
+                f"the option name {clash[0]} is reserved, because the function receives an argument of this name",
                 where=f"reward scorer {name}",
                 remedy="rename your option",
             )

@@ -18,7 +18,7 @@ def tokens_of(**choice: Any) -> Any:
 
 @pytest.mark.parametrize("reply", [[], {}, {"choices": []}, {"choices": [{"text": "x"}]}, {"choices": 3}, "text", None])
 def test_what_is_no_chat_completion_is_refused(reply: Any) -> None:
-    with pytest.raises(RequestRefused, match="here replied"):
+    with pytest.raises(RequestRefused, match=r"here (sent a reply that is not a chat completion|contains no choices)"):
         chat_choice(reply, "here")
 
 
@@ -52,8 +52,8 @@ def test_sampled_tokens_come_with_their_log_probs() -> None:
     [
         ({"logprobs": {"token_logprobs": [-1.0]}}, "the ids of the sampled tokens"),
         ({"token_ids": [1]}, "log-probs of the sampled tokens"),
-        ({"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}}, "2 tokens with a different number"),
-        ({"token_ids": [1], "logprobs": {"token_logprobs": [None]}}, "1 tokens with a different number"),
+        ({"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}}, "one finite log-prob for each of its 2 tokens"),
+        ({"token_ids": [1], "logprobs": {"token_logprobs": [None]}}, "one finite log-prob for each of its 1 tokens"),
     ],
 )
 def test_an_answer_without_ids_or_log_probs_is_refused(choice: dict[str, Any], words: str) -> None:

@@ -108,9 +108,9 @@ def test_an_attempt_that_hangs_is_given_up_for_the_next_one(serve: Any) -> None:
         (says(503), RequestFailed, "failed 3 times; last failure: status 503"),
         (lambda n, h, a: hang(h), RequestTimedOut, "did not reply within"),
         (lambda n, h, a: hang_up(h), RequestFailed, "failed 3 times"),
-        (lambda n, h, a: flood(h), RequestRefused, "more than 256 KB"),
-        (says(b'{"choices": ['), RequestRefused, "something other than JSON"),
-        (says(b"\xff"), RequestRefused, "something other than JSON"),
+        (lambda n, h, a: flood(h), RequestRefused, "larger than max_reply_kb \\(256\\)"),
+        (says(b'{"choices": ['), RequestRefused, "a reply that is not JSON"),
+        (says(b"\xff"), RequestRefused, "a reply that is not JSON"),
         (says(404), RequestRefused, "rejected the request: status 404"),
     ],
 )
@@ -247,7 +247,7 @@ def test_an_answer_with_a_field_for_errors_is_an_answer(extra: dict[str, Any], s
 def test_a_reply_of_another_form_is_paid_but_not_used_again(record: str, serve: Any, tmp_path: Path) -> None:
     server, file = serve(says({"detail": "no", "usage": YES["usage"]}, {"detail": "no"}, YES)), tmp_path / "a.jsonl"
     for _ in range(2):
-        with pytest.raises(RequestRefused, match="something other than a chat completion"):
+        with pytest.raises(RequestRefused, match="a reply that is not a chat completion"):
             ask(client_of(server, file, record=record, max_tokens_total=100), BODY)
     assert AnswerRecords(file).refresh().tokens == 12
     assert "detail" not in file.read_text()
@@ -259,7 +259,7 @@ def test_a_recorded_reply_of_another_form_is_asked_for_again_but_not_in_a_replay
     server, file = serve(says(YES)), tmp_path / "a.jsonl"
     ask(client_of(server, file), BODY)
     file.write_text(file.read_text().replace('"choices"', '"chances"'))
-    with pytest.raises(RequestRefused, match="something other than a chat completion"):
+    with pytest.raises(RequestRefused, match="a reply that is not a chat completion"):
         ask(client_of(server, file, record="replay"), BODY)
     assert said(*ask(client_of(server, file), BODY)) == "4"
     assert len(server.asked) == 2

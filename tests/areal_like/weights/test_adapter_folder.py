@@ -64,12 +64,12 @@ def test_an_adapter_that_computes_something_else_is_refused_with_its_key(
 def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
     assert "none: no such folder -> specify the folder of an adapter" in refused(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    assert "empty: has no adapter_config.json" in refused(tmp_path / "empty")
+    assert "empty: the folder has no adapter_config.json" in refused(tmp_path / "empty")
     folder = adapter_in(tmp_path / "a")
     (folder / "adapter_model.safetensors").write_bytes(b"short")
-    assert "is not a complete safetensors file" in refused(folder)
+    assert "the file is not a complete safetensors file" in refused(folder)
     (folder / "adapter_model.safetensors").unlink()
-    assert "a: has no adapter_model.safetensors" in refused(folder)
+    assert "a: the folder has no adapter_model.safetensors" in refused(folder)
     (folder / "adapter_config.json").write_text("[")
     assert "adapter_config.json: the file cannot be read as JSON (Expecting value" in refused(folder)
     (folder / "adapter_config.json").write_text("[]")
@@ -91,10 +91,12 @@ def test_a_header_that_python_cannot_hold_is_refused(tmp_path: Path, header: byt
 def test_tensors_that_are_not_pairs_of_linear_modules_are_refused(tmp_path: Path) -> None:
     first, second = part_names(UP)
     (folder := tmp_path / "a").mkdir()
-    assert "contains no tensors" in refused(written(folder, {}))
+    assert "the file contains no tensors" in refused(written(folder, {}))
     assert "have the shapes [2, 4] and []" in refused(written(folder, {first: [2, 4]}))
     embedding = "base_model.model.model.embed_tokens.lora_embedding_A"
-    assert f"contains {embedding}, which is not the matrix A or B" in refused(written(folder, {embedding: [2, 4]}))
+    assert f"the file contains {embedding}, which is not the matrix A or B" in refused(
+        written(folder, {embedding: [2, 4]})
+    )
     assert "which do not fit rank 2" in refused(written(folder, {first: [2, 4], second: [6, 3]}))
 
 
@@ -112,7 +114,10 @@ def test_tensors_that_are_not_pairs_of_linear_modules_are_refused(tmp_path: Path
             {"w.weight": (6, 4)},
             f"the base model has no linear module {UP} -> use the model that the adapter was trained on",
         ),
-        ({f"{UP}.weight": (6,)}, f"changes {UP}, but an embedding, the head or a norm cannot have an adapter"),
+        (
+            {f"{UP}.weight": (6,)},
+            f"the adapter changes {UP}, but an embedding, the head or a norm cannot have an adapter",
+        ),
     ],
 )
 def test_an_adapter_fits_a_base_with_its_modules_and_sizes(weights: dict[str, tuple[int, ...]], words: str) -> None:

@@ -73,7 +73,7 @@ def test_a_version_of_a_run_is_its_checkpoint(tmp_path: Path, monkeypatch: pytes
     [
         (["no-such-run"], "error: no-such-run: there is no run of this name, and there is no model folder"),
         (["models/mine", "--version", "3"], "error: --version: --version can only be used with a run"),
-        (["models/cut"], "model.safetensors: is not a complete safetensors file"),
+        (["models/cut"], "model.safetensors: the file is not a complete safetensors file"),
         (["models/base"], "error: models/base: the model's tokenizer has no chat template"),
         (
             ["models/mine", "--host", "0.0.0.0"],

@@ -88,8 +88,8 @@ def test_adapters_must_exist_be_of_a_supported_kind_and_fit_their_base(tmp_path:
     assert found == [
         f"rollout.models.1.adapter: {tmp_path / 'dora' / 'adapter_config.json'}: use_dora is true, which is not"
         " supported -> merge the adapter into its base model with peft, and use the merged model",
-        f"rollout.models.2.adapter: {tmp_path / 'plain'}: was trained on a base model in which {UP} has 6 x 4 weights, "
-        "but here it has 6 x 5 -> use the model that the adapter was trained on",
+        f"rollout.models.2.adapter: {tmp_path / 'plain'}: the adapter was trained on a base model in which {UP} has "
+        "6 x 4 weights, but here it has 6 x 5 -> use the model that the adapter was trained on",
         "rollout.models.3.adapter: none: no such folder -> specify the folder of an adapter in peft's format",
         f"rollout.models.4.adapter: {other}: the base model has no linear module model.layers.0.mlp.gap_proj -> the "
         f"most similar module is {UP}",
@@ -179,5 +179,5 @@ def test_an_external_model_needs_its_key_and_its_records(tmp_path: Path, monkeyp
 def test_an_endpoint_at_which_nothing_listens_is_named_unless_its_answers_are_replayed(tmp_path: Path) -> None:
     policy = folder(tmp_path / "policy")
     (problem,) = map(str, silent_endpoints(config(policy, external())))
-    assert problem.startswith("rollout.models.0.endpoint.base_url: no server is listening at 127.0.0.1:9")
+    assert problem.startswith("rollout.models.0.endpoint.base_url: cannot connect to 127.0.0.1:9")
     assert not list(silent_endpoints(config(policy, external(record="replay", records="x"))))

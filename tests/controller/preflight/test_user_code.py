@@ -101,7 +101,7 @@ def test_preflight_tries_a_loss_of_the_users() -> None:
     Path("mine.py").write_text("def loss(logprobs_N, tokens): return logprobs_N.mean()")
     config = load_config("quickstart", ["trainer.loss.kind=mine:loss"]).config
     (problem,) = [one for one in preflight.look(config, "train").problems if "trainer.loss.kind" in one.keys]
-    assert "returned [] for 4 tokens" in problem.what
+    assert "returned a tensor of shape [] for 4 tokens" in problem.what
 
 
 def test_preflight_looks_at_the_functions_that_the_run_itself_will_call() -> None:
@@ -179,7 +179,7 @@ def test_mistake_in_a_workflow_is_found_before_anything_starts(source: str, word
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [("{}", "missing depth"), ("{depth: 2, width: 3}", "unknown width"), ("{depth: 2}", None)],
+    [("{}", "missing: depth"), ("{depth: 2, width: 3}", "unknown: width"), ("{depth: 2}", None)],
 )
 def test_options_that_a_workflow_does_not_take_are_found_before_anything_starts(
     options: str, words: str | None
@@ -191,7 +191,9 @@ def test_options_that_a_workflow_does_not_take_are_found_before_anything_starts(
     overrides = ["rollout.workflow=mine:Turns", f"rollout.workflow_options={options}"]
     problems = preflight.look(load_config("quickstart", overrides).config, "train").problems
     found = [problem for problem in problems if problem.keys == ("rollout.workflow_options",)]
-    assert [problem.what for problem in found] == ([f"`mine:Turns`: options of mine:Turns: {words}"] if words else [])
+    assert [problem.what for problem in found] == (
+        [f"`mine:Turns`: the options of mine:Turns are not valid ({words})"] if words else []
+    )
     assert all(problem.remedy == "use these options: depth" for problem in found)
 
 

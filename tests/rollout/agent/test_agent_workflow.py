@@ -329,5 +329,5 @@ def test_options_that_cannot_be_used_are_refused(options: Any, said: str) -> Non
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
     policy = Policy(template="")
-    with pytest.raises(UserError, match="requires a chat template"):
+    with pytest.raises(UserError, match="require a chat template"):
         asyncio.run(AgentWorkflow(command=["sh"]).run(SimpleNamespace(row={}), policy))  # type: ignore[arg-type]

@@ -374,9 +374,11 @@ class Cheats(Talk):
 @pytest.mark.parametrize("model", [RIVAL, {"name": "rival", "source": "policy", "trained": False}])
 def test_tokens_of_a_model_that_is_not_trained_cannot_be_trained(at_desk: Any, model: dict[str, Any]) -> None:
     async def test(desk: Any) -> None:
-        with pytest.raises(UserError, match="trains tokens that were not sampled by a trained role of the policy"):
+        with pytest.raises(
+            UserError, match="marks tokens for training that were not sampled by a trained role of the policy"
+        ):
             await desk.sample(Cheats("rival"), ROW)
-        with pytest.raises(ValueError, match="sampled by rival, which is not trained"):
+        with pytest.raises(ValueError, match="an answer of rival cannot be used for training"):
             await desk.sample(Cheats("rival", between=True), ROW)
 
     models = [model] if "refresh_every" in model else [model, {"name": "first", "source": "policy"}]

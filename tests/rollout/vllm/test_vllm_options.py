@@ -61,7 +61,7 @@ def test_options_that_fit_are_accepted(job: EngineJob) -> None:
 def test_models_that_vllm_cannot_run_here_are_refused() -> None:
     narrow = {"model_type": "qwen3", "hidden_size": 32, "num_attention_heads": 4}
     (problem,) = VLLM.model_problems(job(), narrow)
-    assert "does not support the head size 8" in problem.what
+    assert "the model has head size 8" in problem.what
     assert list(VLLM.model_problems(job("cuda"), narrow)) == []
     assert list(VLLM.model_problems(job(), narrow | {"head_dim": 64})) == []
     (problem,) = VLLM.model_problems(job(), {"model_type": "mixtral", "num_local_experts": 8})

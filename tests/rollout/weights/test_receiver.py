@@ -524,7 +524,7 @@ def test_a_payload_without_room_is_an_error_and_leaves_no_file(tmp_path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(WeightError, match="no space for 10 bytes"):
+    with pytest.raises(WeightError, match="cannot allocate 10 bytes"):
         ChunkFile(tmp_path / "f", make_payload(10, 5, bytes(10)))
     assert not list(tmp_path.iterdir())
 

@@ -179,7 +179,7 @@ def test_targets_are_linear_modules_by_their_names_or_ends_of_names(tiny_model: 
     ("target", "words"),
     [
         ("q_porj", "did you mean q_proj?"),
-        ("embed_tokens", "its linear modules are down_proj"),
+        ("embed_tokens", "the linear modules of the model are down_proj"),
         ("lm_head", "lm_head is the head"),
         ("proj", "no linear module proj"),
     ],
@@ -197,7 +197,7 @@ def test_a_model_without_such_modules_says_that_there_are_none(tiny_model: MakeM
         for name, child in list(parent.named_children()):
             if isinstance(child, torch.nn.Linear) and child is not model.get_output_embeddings():
                 setattr(parent, name, torch.nn.Identity())
-    with pytest.raises(UserError, match="the model has no linear module q_proj -> its linear modules are none"):
+    with pytest.raises(UserError, match="no linear module q_proj -> the linear modules of the model are none"):
         find_targets(model, ["q_proj"], where="here")
     with pytest.raises(UserError, match=r"here: lm_head is the head, .* -> remove this target, or use all-linear"):
         find_targets(model, ["lm_head"], where="here")

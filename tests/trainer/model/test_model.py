@@ -191,7 +191,7 @@ def break_index(folder: Path) -> None:
     [
         (break_missing, "no such model folder"),
         (break_config, "no config.json"),
-        (break_config_text, "not JSON"),
+        (break_config_text, "cannot be read as a JSON object"),
         (break_no_weights, "no weights"),
         (break_truncated, "cannot be read"),
         (break_header, "cannot be read"),

@@ -250,7 +250,7 @@ def test_m2po_drops_nothing_near_and_everything_where_no_token_is_near() -> None
         (LossSettings(corrections=(CorrectionSettings(kind="nothing"),)), "corrections.0.kind", "no correction"),
         (_settings(("veto", {}), ("veto", {})), "corrections.1.kind", "twice"),
         (_settings(("kpop", {})), "corrections.0.options.max_kl", "required"),
-        (_settings(("icepop", {"low": 2.0})), "corrections.0.options", "the window must contain 1"),
+        (_settings(("icepop", {"low": 2.0})), "corrections.0.options", "low (2) must be less than 1"),
         (_settings(("opsm", {"max_kl": 0})), "corrections.0.options.max_kl", "greater than 0"),
         (_settings(("sequence_weight", {}), weight=WeightClip()), "weight.mode", "both weight by exp(p - b)"),
         (_settings(("sequence_weight", {}), proximal="behaviour"), "proximal", "already part of the ratio"),

@@ -93,10 +93,10 @@ def test_toy_loss_takes_the_place_of_the_clipped_term() -> None:
         ("", "has no toy"),
         ("toy = 3", "is not callable"),
         ("def toy(x): return x", "failed on four tokens"),
-        ("def toy(x, t): return x.mean()", "returned [] for 4 tokens"),
+        ("def toy(x, t): return x.mean()", "returned a tensor of shape [] for 4 tokens"),
         ("def toy(x, t): return t.advantage_N", "no gradient"),
         ("def toy(x, t): return x / 0.0", "not finite"),
-        ("def toy(x, t): return x, {'mine': x.mean()}", "the metric mine: [] for 4 tokens"),
+        ("def toy(x, t): return x, {'mine': x.mean()}", "the metric mine: a tensor of shape [] for 4 tokens"),
         ("def toy(x, t): return x, {'entropy': x}", "the metric entropy, whose name is reserved"),
         (
             "from trainer.objectives.advantages.grpo import ADVANTAGE as toy",
@@ -216,7 +216,7 @@ def test_check_needs_no_torch_where_none_is_installed() -> None:
     [
         ("def mine(t, *, bound): return t.drift_N.abs() < bound", {"bound": 1.0}, None),
         ("def mine(t, *, bound): return t.drift_N.abs() < bound", {}, "corrections.0.options.bound: is required"),
-        ("def mine(t): return t.drift_N.mean()", {}, "mine returned [] for 4 tokens"),
+        ("def mine(t): return t.drift_N.mean()", {}, "mine returned a tensor of shape [] for 4 tokens"),
         ("def mine(t): return t.no_such", {}, "a correction failed on four tokens (AttributeError"),
         ("def mine(t): return t.drift_N / 0", {}, "a correction returned a value that is not finite"),
         (

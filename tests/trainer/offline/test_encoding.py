@@ -85,5 +85,5 @@ def test_more_than_five_long_rows_are_counted_not_listed() -> None:
 def test_a_row_the_tokenizer_cannot_express_is_named_by_line(tmp_path: Path) -> None:
     rows = [{"prompt": "1", "completion": "2"}, {"prompt": "1", "completion": "x"}]
     spec = make_spec(tmp_path, data={"train": write_rows(tmp_path / "rows.jsonl", rows)})
-    with pytest.raises(UserError, match=r"rows.jsonl:2: the tokenizer cannot express the response.*'x'"):
+    with pytest.raises(UserError, match=r"rows.jsonl:2: the tokenizer cannot encode the response.*'x'"):
         prepare_task(spec, starting_folder(spec))

@@ -29,7 +29,8 @@ class Options(Settings):
     def _holds_one(self) -> Options:
         if not self.low < 1.0 < self.high:
             raise ValueError(
-                f"the window must contain 1, the value for on-policy tokens, but is [{self.low:g}, {self.high:g}]"
+                f"low ({self.low:g}) must be less than 1 and high ({self.high:g}) greater than 1, because "
+                "the product of on-policy ratios is 1"
             )
         return self
 

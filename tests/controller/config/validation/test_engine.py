@@ -180,7 +180,7 @@ def test_a_rounded_engine_needs_bfloat16_a_known_model_and_the_correction_weight
         (["q_proj", "k_proj", "v_proj"], ""),
         (["model.layers.1.self_attn.q_proj"], "add model.layers.1.self_attn.k_proj, model.layers.1.self_attn.v_proj"),
         (["gate_proj"], "SGLang fuses gate_proj, up_proj into one layer"),
-        (["a,b"], "not part of a module's name"),
+        (["a,b"], "cannot be a part of a module's name"),
     ],
 )
 def test_layers_left_unquantised_are_whole_ones(layers: list[str], words: str) -> None:
@@ -196,15 +196,15 @@ def test_exceptions_from_nothing_and_experts_of_a_dense_model_are_mistakes() -> 
 def test_checksums_are_for_one_process_on_a_cpu() -> None:
     assert said(make({"kind": "sglang", "sglang": {"checksums": True}})) == ""
     assert "can only be computed on a GPU" in said(make({**CUDA, "sglang": {"checksums": True}}))
-    assert "not shards" in said(make({"kind": "sglang", "sglang": {"checksums": True, "tp_size": 2}}))
+    assert "not for shards" in said(make({"kind": "sglang", "sglang": {"checksums": True, "tp_size": 2}}))
 
 
 def test_what_says_how_a_server_is_launched_is_nothing_for_one_that_runs() -> None:
     attach = ["http://127.0.0.1:30000"]
-    assert "the servers are already running" in said(
+    assert "the servers in attach are already running" in said(
         make({"kind": "sglang", "sglang": {"attach": attach, "port": 30000}})
     )
-    assert "the servers are already running" in said(
+    assert "the servers in attach are already running" in said(
         make({"kind": "sglang", "sglang": {"attach": attach, "checksums": True}})
     )
 

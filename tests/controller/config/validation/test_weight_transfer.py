@@ -34,7 +34,7 @@ def test_distributed_weights_are_accepted() -> None:
         (
             {"trainer__weights": GROUP, "rollout__engine": {"kind": "sglang", "sglang": {"tp_size": 2}}},
             "trainer.weights.kind",
-            "of one rank",
+            "with tp_size 1",
         ),
         ({"trainer__weights": {"group": {"bucket_mb": 1}}}, "trainer.weights.group", "no effect with kind shm"),
     ],

@@ -350,5 +350,5 @@ def test_a_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found("my_stages:few", row(), least=50) == ["few words"]
     with pytest.raises(OperationError, match="the function returned 3"):
         found("my_stages:odd", row())
-    with pytest.raises(UserError, match="unknown most"):
+    with pytest.raises(UserError, match="unknown: most"):
         found("my_stages:few", row(), most=3)
