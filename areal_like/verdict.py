@@ -50,7 +50,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.kind == "scored":
             if self.value is None or not math.isfinite(self.value):
-                raise ValueError(f"a verdict of kind scored must have a finite value, not {self.value}")
+                raise ValueError(f"a verdict of kind `scored` must have a finite value, not {self.value}")
         elif self.value is not None:
             raise ValueError(f"a verdict of kind {self.kind} must not have a value")
 

@@ -30,6 +30,9 @@ FOLDER_FILE = "AREAL_LIKE_FOLDER_FILE"
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
+NO_LEDGER = (
+    "the run has no ledger: either nothing has been generated yet, or it is an offline run, which generates no samples"
+)
 NAME_REMEDY = "use letters, digits, - and _, and begin with a letter or digit"
 MAX_NAME_BYTES = 200
 """Maximum length of a name. File systems allow 255 characters, and suffixes such as -eval or -2 are appended."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from areal_like.errors import UserError
 from controller.ledger.read_only import check_schema, open_ledger
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_folder import NO_LEDGER, RunFolder
 from controller.runs.sample_rows import SAMPLE_COLUMNS, Sample, samples_of
 from controller.runs.tokens import TokenText
 
@@ -95,7 +95,7 @@ class GroupReader:
         path = self.folder.ledger
         if not path.is_file():
             raise UserError(
-                "the run has no ledger, because nothing has been generated yet or because it trains from files",
+                NO_LEDGER,
                 where=self.folder.name,
                 remedy="wait until the run has generated samples, or specify a run of areal-like train",
             )

@@ -24,7 +24,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         0.5
     """
     if not 0 < k <= n:
-        raise ValueError(f"k of pass@k must be from 1 to the number of answers, {n}, but is {k}")
+        raise ValueError(f"k in pass@k must be between 1 and the number of answers ({n}), but is {k}")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 

@@ -71,6 +71,6 @@ def _check_methods(kind: str, environment: Any) -> None:
                 f"`{name}` of {kind} cannot be called with the required arguments ({error}); its signature is "
                 f"{signature}"
             )
-            raise UserError(what, where=WHERE, remedy=EXPECTED) from None
+            raise UserError(what, where=WHERE, remedy=f"use {EXPECTED}") from None
         except ValueError:  # some built-in callables have no signature: the first episode checks them
             continue

@@ -20,7 +20,7 @@ from areal_like.errors import UserError
 from areal_like.user_check import answer
 from services.reward.composition import Part, WeightedSum
 from services.reward.job import Job
-from services.reward.scorers.user_function import EXPECTED, UserFunctionScorer
+from services.reward.scorers.user_function import UserFunctionScorer
 
 
 def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[str, Any], str]]) -> None:
@@ -38,7 +38,8 @@ def try_scorer(name: str, options: dict[str, Any], tries: Sequence[tuple[dict[st
         raise UserError(
             what,
             where=f"reward scorer {name}",
-            remedy=f"define {EXPECTED}; the row has the columns {', '.join(tries[0][0])}",
+            remedy="return a float or a dict from `score(row, response, **info)`; the columns of the row are "
+            f"{', '.join(tries[0][0])}",
         )
 
 

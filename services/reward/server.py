@@ -273,7 +273,7 @@ class RewardServer:
         while True:
             message = await peer.receive(LISTEN_S)
             if isinstance(message, Shutdown):
-                log.info("the controller requested the shutdown: %s", message.reason)
+                log.info("the controller requested a shutdown: %s", message.reason)
                 self._drain_s = min(self._drain_s, max(message.deadline_s - CLOSING_S, 0.0))
                 self._stop.set()
 

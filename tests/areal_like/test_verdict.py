@@ -9,7 +9,7 @@ from areal_like.verdict import Verdict
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), float("-inf")])
 def test_a_score_is_a_finite_number(value: float | None) -> None:
-    with pytest.raises(ValueError, match="a verdict of kind scored must have a finite value"):
+    with pytest.raises(ValueError, match="a verdict of kind `scored` must have a finite value"):
         Verdict(kind="scored", value=value)
     assert Verdict(kind="scored", value=0.0).is_scored is True
 

@@ -88,7 +88,7 @@ def node_problems(address: str, seen: Mapping[str, Any], expected: Expected, *, 
         yield Problem(
             ("launch.ray",),
             what,
-            "install areal_like on this node, or run `ray job submit --working-dir .` in a checkout of areal_like",
+            "install areal_like on this node, or run `ray job submit --working-dir . -- ...` in a checkout",
         )
     for name, wanted in expected.packages.items():
         found = seen["packages"].get(name, "")

@@ -15,7 +15,7 @@ from areal_like.regular_file import check_regular
 from controller.data.table import final_answer
 from controller.ledger.read_only import check_schema, open_ledger
 from controller.ledger.schema import has_column
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_folder import NO_LEDGER, RunFolder
 from controller.runs.labels.disputed import Answers
 from controller.runs.sample_rows import SAMPLE_COLUMNS, samples_of
 from controller.runs.tokens import TokenText
@@ -88,7 +88,7 @@ def answers_of_run(
     """
     if not folder.ledger.is_file():
         raise UserError(
-            "the run has no ledger, because nothing has been generated yet or because it trains from files",
+            NO_LEDGER,
             where=str(folder.root),
             remedy="wait until the run has generated samples, or specify a run of areal-like train",
         )

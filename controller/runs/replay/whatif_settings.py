@@ -44,7 +44,9 @@ def answer_of(overrides: Sequence[str]) -> Answer:
             "a changed schedule produces batches that differ from the recorded ones, on which changed trainer settings "
             "would be replayed"
         )
-        raise UserError(what, where=" ".join(overrides), remedy="change either the schedule or the trainer settings")
+        raise UserError(
+            what, where=" ".join(overrides), remedy="change either the schedule or the trainer settings, but not both"
+        )
     return found.pop()
 
 

@@ -24,7 +24,7 @@ from controller.ledger.read_only import check_schema, open_ledger
 from controller.ledger.schema import decode_groups, has_column
 from controller.ledger.segment_store import Location, SegmentStore, unpack_sample
 from controller.run_folder.formatting import printable
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_folder import NO_LEDGER, RunFolder
 from controller.runs.verify.damaged import DAMAGED
 from controller.runs.verify.data_rows import read_rows
 
@@ -43,7 +43,7 @@ def print_life(folder: RunFolder, group_id: int, index: int | None) -> int:
     """Print the life of a sample, or of all samples of a group; return the exit status, 0. Raises UserError."""
     if not folder.ledger.is_file():
         raise UserError(
-            "the run has no ledger, because nothing has been generated yet or because it trains from files",
+            NO_LEDGER,
             where=str(folder.root),
             remedy="wait until the run has generated samples, or specify a run of areal-like train",
         )

@@ -15,7 +15,7 @@ from areal_like.errors import UserError
 from controller.ledger.audit import AuditReport, audit
 from controller.ledger.read_only import open_ledger
 from controller.run_folder.owner_host import whereabouts_if_known
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.run_folder import NO_LEDGER, RunFolder
 from controller.run_folder.seal import SEAL_FILE
 from controller.runs.verify.chain import Chain, check_chain
 from controller.runs.verify.damaged import DAMAGED
@@ -54,7 +54,7 @@ def verify(
     """
     if not folder.ledger.is_file():
         raise UserError(
-            "the run has no ledger, because nothing has been generated yet or because it trains from files",
+            NO_LEDGER,
             where=str(folder.root),
             remedy="specify a run of areal-like train",
         )  # fmt: skip

@@ -158,7 +158,7 @@ def _made(name: str, arguments: Mapping[str, Any], observe: Observe) -> tuple[An
     except Exception as error:  # the environment's own code
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"{name} cannot be created ({type(error).__name__}: {reason})"
-        raise UserError(what, where=OPTIONS, remedy="correct the option id or the option make") from error
+        raise UserError(what, where=OPTIONS, remedy="correct the option `id` or `make`") from error
     if is_drawn and not can_draw:
         what = f"{name} does not support the render mode ansi"
         raise UserError(what, where=f"{OPTIONS}.observe", remedy="observe: values")

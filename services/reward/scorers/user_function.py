@@ -119,7 +119,9 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     function = import_object(name, where)
     if not callable(function):
         raise UserError(
-            f"{function_name} of module {module_name} is not callable", where=where, remedy=f"define {EXPECTED}"
+            f"{function_name} of module {module_name} is not callable",
+            where=where,
+            remedy=f"define the function as `{EXPECTED}`",
         )
     _check_signature(function, where, options)
     return function
@@ -143,10 +145,10 @@ def _check_signature(function: Callable[..., Any], where: str, options: Mapping[
         signature.bind({}, "", finish_reason="stop", num_tokens=0, **options)
     except TypeError as error:
         reason = f"cannot be called with the required arguments ({error}); its signature is {signature}"
-        raise UserError(reason, where=where, remedy=f"{EXPECTED}{_hint(signature)}") from None
+        raise UserError(reason, where=where, remedy=f"define the function as `{EXPECTED}`{_hint(signature)}") from None
     if hint := _hint(signature):  # it could be called, with values that mean something else to it
         reason = f"is written for another system; its signature is {signature}"
-        raise UserError(reason, where=where, remedy=f"{EXPECTED}{hint}")
+        raise UserError(reason, where=where, remedy=f"define the function as `{EXPECTED}`{hint}")
 
 
 def _hint(signature: inspect.Signature) -> str:

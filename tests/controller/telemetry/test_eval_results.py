@@ -25,7 +25,7 @@ def test_pass_at_k_is_the_papers_product_and_the_count_over_all_draws(n: int, c:
 
 def test_more_than_all_answers_cannot_be_drawn() -> None:
     for k in (0, 5):
-        with pytest.raises(ValueError, match=f"answers, 4, but is {k}"):
+        with pytest.raises(ValueError, match=rf"answers \(4\), but is {k}"):
             pass_at_k(4, 1, k)
 
 
