@@ -68,7 +68,7 @@ def _status(error: SystemExit) -> int:
 def _flush() -> bool:
     """Flush the files that are still open. Returns whether standard output was flushed."""
     for file in gc.get_objects():
-        if isinstance(file, WRITABLE) and file is not sys.stdout:
+        if issubclass(type(file), WRITABLE) and file is not sys.stdout:  # isinstance would run code of proxy objects
             try:
                 if not file.closed:
                     file.flush()

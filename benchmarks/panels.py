@@ -6,6 +6,7 @@ Benchmarks with their own plot draw it in their module. The layout of a panel is
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -417,17 +418,45 @@ def _equalities(result: Result) -> list[Panel]:
     ]
 
 
+def _chaos(result: Result) -> list[Panel]:
+    names = sorted({fault["fault"] for fault in result["faults"]})
+    times = {
+        name: sorted(fault["recovery_s"] for fault in result["faults"] if fault["fault"] == name) for name in names
+    }
+    spreads = [(found[0], found[-1]) for found in times.values()]
+    medians = [statistics.median(found) for found in times.values()]
+    return [Panel("seconds from the end of a fault until a step after it", names, [Series("", medians, spreads)])]
+
+
+def _environments(result: Result) -> list[Panel]:
+    phases = result["phases"]
+    series = [Series("", [found["steps_per_s"] for found in phases.values()])]
+    return [Panel(f"{result['episodes']:,} episodes at once: steps per second", list(phases), series)]
+
+
+def _killed_runs(result: Result) -> list[Panel]:
+    names = [name for name in ("environments", "agents") if name in result]
+    series = [
+        Series("samples trained on", [result[name]["trained"] for name in names]),
+        Series("killed processes", [sum(result[name]["kills"].values()) for name in names]),
+    ]
+    return [Panel("samples and kills", names, series)]
+
+
 PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "capsules": _capsules,
+    "chaos": _chaos,
     "checkpoint": _checkpoint,
     "controller": _controller,
     "delta": _delta,
     "divergence": _divergence,
     "engine": _engine,
     "engines": _paired,
+    "environments": _environments,
     "equalities": _equalities,
     "gpu_suite": _gpu_suite,
     "interruption": _interruption,
+    "killed_runs": _killed_runs,
     "learning_curves": _learning_curves,
     "objectives": _objectives,
     "logprob_memory": _logprob_memory,

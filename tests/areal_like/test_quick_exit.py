@@ -28,6 +28,15 @@ PROGRAMS = {
     "daemon": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
     "atexit": "import atexit; atexit.register(print, 'first'); atexit.register(print, 'second')",
     "open": "file = open('kept', 'w'); file.write('text'); other = open('bytes', 'wb'); other.write(b'bytes')",
+    "proxy": """
+class Proxy:
+    @property
+    def __class__(self):
+        print("looked at")
+        return Proxy
+
+kept = Proxy()
+""",
     "closed": "import sys; sys.stdout.close()",
     "full": "import sys; sys.stdout = open('/dev/full', 'w'); print('lost')",
 }

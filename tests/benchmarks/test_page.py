@@ -76,3 +76,11 @@ def test_a_picture_of_earlier_numbers_does_not_stay_where_nothing_is_drawn(tmp_p
     source.with_suffix(".svg").write_text("<svg>old</svg>")
     assert "old" not in page.publish("unknown", source).read_text()
     assert not source.with_suffix(".svg").exists()
+
+
+def test_runs_with_kills_and_faults_are_drawn() -> None:
+    (panel,) = panels_of("killed_runs", {"agents": {"trained": 1080, "kills": {"program": 45, "controller": 2}}})
+    assert (panel.places, [series.values for series in panel.series]) == (["agents"], [[1080], [47]])
+    faults = [{"fault": "full disk", "recovery_s": 3.0}, {"fault": "full disk", "recovery_s": 5.0}]
+    (panel,) = panels_of("chaos", {"faults": faults})
+    assert (panel.series[0].values, panel.series[0].spread(0)) == ([4.0], (3.0, 5.0))
