@@ -173,7 +173,10 @@ def _unstable(data: RunData, signs: Sequence[Sign]) -> list[Rated]:
     is_sound = is_learning(data)
     if not signs or (is_sound and all(sign.is_usual for sign in signs)):
         return []
-    serious = [sign for sign in signs if not (is_sound and sign.cause == "entropy")]
+    # While the reward rises, a lower entropy is what learning does, and `answers_cut` is a remark.
+    serious = [sign for sign in signs if not (is_sound and sign.cause in ("entropy", "cut"))]
+    if not serious:
+        return []
     severity: Severity = "bad" if len({sign.words.split()[0] for sign in serious}) >= 3 else "warning"
     title = f"Updates are unstable: {serious[0].words}"
     cure = _cure(data, serious, serious[0].step)
@@ -193,7 +196,7 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
     causes = {sign.cause for sign in signs}
     lr, bound = data.setting("trainer.optimizer.lr"), data.setting("staleness.max_staleness")
     ways = []
-    if not causes or causes & {"lr", "stale", "ratio", "length"}:
+    if not causes or causes & {"lr", "stale", "ratio", "length", "cut"}:
         change = f" from {lr:g} to {lr / 10:g} or less" if isinstance(lr, int | float) and lr > 0 else ""
         ways.append(f"lower trainer.optimizer.lr{change} (with warmup_steps)")
     if "stale" in causes and isinstance(bound, int) and bound > 1:
@@ -208,7 +211,7 @@ def _cure(data: RunData, signs: Sequence[Sign], step: int) -> str:
         ways.append("keep the entropy high (trainer.loss.entropy_coef, or eps_high above eps_low)")
     if not data.setting("trainer.loss.kl_coef", 0.0):
         ways.append("keep the policy close to the starting model (trainer.loss.kl_coef)")
-    if "length" in causes:
+    if causes & {"length", "cut"}:
         ways.append("check whether the reward favours long or empty answers (areal-like samples)")
     return f"{capital('; '.join(ways))}. The best policy is in the checkpoints up to step {step}, if these were kept"
 

@@ -89,7 +89,7 @@ class Sign:
     words: str
     step: int
     cause: str
-    """Which settings to change: `lr`, `stale`, `ratio`, `entropy`, `length`."""
+    """Which settings to change: `lr`, `stale`, `ratio`, `entropy`, `length`, `cut`."""
     is_usual: bool = False
     """Stable runs may show it too: it is reported if the reward does not rise, or together with a sign that they do not
     show.
@@ -249,7 +249,7 @@ def _cut(data: RunData) -> list[Sign]:
     if not found.late - found.early >= CUT_RISE:
         return []
     words = f"the share of truncated answers rose from {percent(found.early)} to {percent(found.late)}"
-    return [Sign(words, _first_step(data, found.values >= found.early + CUT_RISE), "length")]
+    return [Sign(words, _first_step(data, found.values >= found.early + CUT_RISE), "cut")]
 
 
 # ------------------------------------------------------------ small parts

@@ -47,6 +47,15 @@ def test_signs_of_a_collapse_to_come_are_a_warning_with_their_step(column, value
     assert found.title.startswith("Updates are unstable")
 
 
+def test_truncated_answers_are_a_sign_of_instability_only_where_nothing_is_learned():
+    cut = np.where(np.arange(40) < 30, 0.06, 0.58)
+    learning = diagnose(made_run(steps=step_rows(cut_share=cut)))
+    assert "policy_unstable" not in [one.kind for one in learning]
+    assert ("answers_cut", "info") in [(one.kind, one.severity) for one in learning]
+    stuck = diagnose(made_run(steps=step_rows(cut_share=cut, reward_mean=0.3)))
+    assert "policy_unstable" in [one.kind for one in stuck]
+
+
 def test_ordinary_ppo_is_warned_of_its_distance_and_of_the_decoupled_loss():
     naive = config(trainer__loss__proximal="behaviour", trainer__loss__weight__mode="off")
     away = step_rows(kl_behaviour_proximal=0.0, kl_proximal_current=np.linspace(0.0, 0.39, 40))
