@@ -47,9 +47,11 @@ def session_of(**facts: Any) -> Any:
     return SimpleNamespace(**{**default, **facts})
 
 
-def ended(program: Program, *, broken: BaseException | None = None, **options: Any) -> tuple[Any, Any]:
+def ended(
+    program: Program, *, broken: BaseException | None = None, reported: Any = None, **options: Any
+) -> tuple[Any, Any]:
     async def wait() -> Any:
-        session = session_of(broken=asyncio.get_running_loop().create_future())
+        session = session_of(broken=asyncio.get_running_loop().create_future(), reward=reported)
         if broken is not None:
             session.broken.set_exception(broken)
         try:
@@ -77,6 +79,15 @@ def test_program_that_ends_well_has_no_failure() -> None:
 )
 def test_program_that_fails_is_shown_with_its_last_line(pieces: tuple[bytes, ...], status: int, reason: str) -> None:
     assert ended(Program(*pieces, status=status))[0] == ("crashed", reason)
+
+
+@pytest.mark.parametrize("reported", [None, (0.25, {"tests": 2.0})])
+@pytest.mark.parametrize(("status", "value"), [(0, 1.0), (1, 0.0)])
+def test_reward_of_a_program_by_its_exit_replaces_the_one_that_it_reports(
+    status: int, value: float, reported: Any
+) -> None:
+    failure, session = ended(Program(status=status), reported=reported, reward="exit")
+    assert (failure, session.reward) == (None, (value, reported[1] if reported else {}))
 
 
 def test_what_cut_the_sample_is_raised_and_the_program_not_waited_for() -> None:
@@ -176,14 +187,15 @@ def test_scorers_judge_the_last_answer_and_their_numbers_stand_before_the_counts
     assert verdict.components == {**COUNTS, "agent_requests": 3.0, "correct": 1.0}
 
 
-def test_reward_of_the_agent_is_the_verdict_and_nothing_is_scored() -> None:
+@pytest.mark.parametrize("reward", ["agent", "exit"])
+def test_reward_of_the_agent_is_the_verdict_and_nothing_is_scored(reward: str) -> None:
     session = session_of(counts=Counter(agent_requests=3), reward=(0.25, {"tests": 2.0}))
-    verdict, policy = verdict_of(session, reward="agent")
+    verdict, policy = verdict_of(session, reward=reward)
     assert (policy.scored, verdict.kind, verdict.value, verdict.scorer) == ([], "scored", 0.25, "agent")
     assert verdict.components == {**COUNTS, "agent_requests": 3.0, "tests": 2.0}
 
 
-@pytest.mark.parametrize("reward", ["scorer", "agent"])
+@pytest.mark.parametrize("reward", ["scorer", "agent", "exit"])
 @pytest.mark.parametrize(
     ("facts", "failure", "kind", "reason"),
     [
