@@ -64,7 +64,8 @@ class AgentWorkflow:
                 submits by `POST $AREAL_LIKE_ANSWER_URL`, `{"answer": "7"}`. `agent`: the program reports the reward by
                 `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`. `exit`: status 0 of the program is a reward of 1, and
                 status 1 one of 0; with another status or a signal the sample gets no reward.
-            timeout_s: time limit of one program; the sample of a longer one gets no reward.
+            timeout_s: time limit of one program, without the time in which its requests are answered; the sample of a
+                longer one gets no reward.
             format: how the model writes tool calls, a name of `rollout.chat.formats.FORMATS`; None: as the tokenizer's
                 chat template shows it.
             thinking: `keep`: the reasoning of earlier answers stays in the context. `template`: if the chat template
@@ -132,18 +133,20 @@ class AgentWorkflow:
     async def _ended(self, session: AgentSession, program: Program) -> Failure | None:
         """Wait for the program. Returns why its sample has no reward, or None if it may have one, which the session has
         with `reward: exit`. Raises the error that ended the sample."""
-        output = asyncio.create_task(_last_output(program))
+        ending = asyncio.create_task(_status_and_output(program))
+        expired = asyncio.create_task(session.own_time.taken(self._timeout_s))
         try:
-            waited: set[asyncio.Future[Any]] = {output, session.broken}
-            done, _ = await asyncio.wait(waited, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {ending, expired, session.broken}
+            done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if session.broken in done:
                 session.broken.result()
-            if not done:
-                return "timed_out", f"the program took longer than {self._timeout_s:g} s"
-            status, printed = await program.wait(), output.result()
+            if ending not in done:
+                return "timed_out", f"the program took longer than {self._timeout_s:g} s, without its requests"
+            status, printed = ending.result()
         finally:
             session.is_over = True
-            output.cancel()
+            ending.cancel()
+            expired.cancel()
         if self._reward == "exit" and status in EXIT_REWARDS:
             _, parts = session.reward or (0.0, {})
             session.reward = EXIT_REWARDS[status], parts
@@ -184,6 +187,12 @@ async def _one_token(tools: SampleTools) -> Trajectory:
     transcript = Transcript(prompt, encode=tools.tokens.encode)
     transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
     return transcript.close()
+
+
+async def _status_and_output(program: Program) -> tuple[int, str]:
+    """The program's exit status and the end of its output, once it has ended."""
+    printed = await _last_output(program)
+    return await program.wait(), printed
 
 
 async def _last_output(program: Program) -> str:
