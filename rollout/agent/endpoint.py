@@ -283,7 +283,8 @@ class Endpoint:
             assert on_part is not None
             texts = read_begun(self._tokens, self._chat, prompt_P, tokens_R, reads_calls=request.reads_calls)
             if any(texts):
-                await on_part(Part(Opening(number, created, len(prompt_P)), *texts))
+                prompt_ids = prompt_P.tolist() if request.wants_token_ids else []
+                await on_part(Part(Opening(number, created, len(prompt_P), prompt_ids=prompt_ids), *texts))
 
         asking = _EndpointTools(
             self._engine, self._tokens, sampling, number, seed, self._adapter_of(request), grown if on_part else None

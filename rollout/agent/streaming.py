@@ -49,7 +49,7 @@ class StreamedResponse:
 
     async def end(self, reply: Reply) -> None:
         """Send the rest. Raises ConnectionError if the client has disconnected."""
-        await self._begin(Opening(reply.index, reply.created, reply.num_prompt, reply.conversation))
+        await self._begin(Opening.of(reply))
         await self._send(self._new("reasoning", reply.message.get("reasoning_content") or ""))
         content = reply.message["content"]
         if not content.startswith(self._sent["content"]):
