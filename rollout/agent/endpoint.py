@@ -33,7 +33,7 @@ from rollout.agent.dialect import AgentRequest, BadRequest, Opening, Reply, no_s
 from rollout.agent.kept_conversations import KeptConversations
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
-from rollout.agent.streaming import OnPart, Part
+from rollout.agent.streaming import OnConversation, OnPart, Part
 from rollout.answers import read_begun
 from rollout.chat.calls import json_text
 from rollout.chat.formats import ChatFormat
@@ -140,10 +140,11 @@ class Endpoint:
 
     @asynccontextmanager
     async def answering(
-        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
-    ) -> AsyncIterator[Reply]:
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None,
+        on_conversation: OnConversation | None = None,
+    ) -> AsyncIterator[Reply]:  # fmt: skip
         """Generate the answer to a request; leaving the block early cancels it. `on_part` is called as the answer
-        grows.
+        grows; `on_conversation` is not called, because conversations have no ids.
 
         Raises:
             BadRequest: it cannot be answered, too many wait, or the engine has failed.

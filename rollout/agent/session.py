@@ -23,7 +23,7 @@ from areal_like.tool_call import ToolCall
 from rollout.agent.dialect import AgentRequest, BadRequest, Reply
 from rollout.agent.program_time import ProgramTime
 from rollout.agent.store import TURN, Message, Prompt, Thinking, TokenStore, Turn
-from rollout.agent.streaming import OnPart
+from rollout.agent.streaming import OnConversation, OnPart
 from rollout.answers import read_answer
 from rollout.chat.calls import Read, Schemas, schemas_by_name
 from rollout.chat.formats import ChatFormat, ParsedAnswer
@@ -118,14 +118,16 @@ class AgentSession:
 
     @asynccontextmanager
     async def answering(
-        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
-    ) -> AsyncIterator[Reply]:
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None,
+        on_conversation: OnConversation | None = None,
+    ) -> AsyncIterator[Reply]:  # fmt: skip
         """Generate the answer to a request; the block sends it to the client, and raises if that fails.
 
         Args:
             request: the request. name: a request with the idempotency key of an earlier one, or a retry of one, gets
                 the same answer. An equal request without either is a new one, for agents that request several answers.
             on_part: not called, because another worker may continue the answer before it is complete.
+            on_conversation: not called, because a session has no conversations with ids.
 
         Raises:
             BadRequest: the request cannot be answered; the agent may send another.
