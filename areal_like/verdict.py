@@ -14,6 +14,16 @@ VerdictKind = Literal["scored", "timed_out", "crashed", "invalid", "refused"]
 FORGED_TEXT = "forged_text"
 """Component of the verdict of an answer with text that only its environment or the chat template should write
 (rollout/forged_text.py)."""
+FAILED_CALLS = (
+    "agent_malformed_calls", "tool_malformed", "tool_unknown", "tool_wrong_arguments", "tool_raised", "tool_timed_out",
+)  # fmt: skip
+"""Components that count calls of tools that failed, by kind."""
+COUNTED = (
+    "agent_requests", "agent_refused", "agent_retries", "agent_disconnects", "agent_tool_calls", "tool_calls",
+    "tool_truncated", "observation_over_context", *FAILED_CALLS,
+)  # fmt: skip
+"""Components that are counts and no parts of a reward: calls, and errors of agents, tools and policies. They are also
+counters of the worker, over all samples, with or without a reward."""
 MAX_REASON_CHARS = 500
 """Longest reason that services and rollout workers create."""
 

@@ -10,17 +10,20 @@ downloads it. Those for training are left out but for `qwen3_training`, which ch
 written here, because the wheel has none that trims answers and ends them with `</s>`.
 
 A random policy and a random client talk through the parts that answer a program (rollout/agent): requests and answers
-of OpenAI's chat completions, the session, the store of answers, and the chat formats. The policy samples tokens of a
-byte-level BPE, markers among them, ends with each stop token of the model, or is cut, and calls a tool if its format is
-known. The client continues, repeats its question (each time with another answer), changes an earlier question, begins
-again, and rewrites what it was given: it drops the reasoning, strips texts, sends null for empty ones, and writes the
-arguments of calls with other spaces and order.
+of OpenAI's chat completions, OpenAI's responses or Anthropic's messages, the session, the store of answers, and the
+chat formats. The policy samples tokens of a byte-level BPE, markers among them, ends with each stop token of the model,
+or is cut, and calls a tool if its format is known. The client continues, repeats its question (each time with another
+answer), changes an earlier question, begins again, sends a request a second time as a retry, and rewrites what it was
+given: it drops reasoning and ids, strips texts, sends null for empty ones, and writes the arguments of calls with other
+spaces and order (agent_clients.py). A quarter of the conversations has `thinking: template`.
 
 Checked for each request: a conversation that goes on from an answer continues that answer (`false_forks`), with exactly
-its tokens (`changed`), followed by the text of the new messages and of no earlier ones (`wrong_text`). For each
-conversation: the tokens that are trained on, over all its trajectories, are those that were sampled, each once
-(`lost`). `same again`: share of continued prompts that would have the same tokens if the whole conversation were
-tokenised again, of a sample of the requests. Exit status 1 if a check fails.
+its tokens (`changed`), followed by the text of the new messages and of no earlier ones (`wrong_text`). With `thinking:
+template` one with reasoning may begin again instead, with the text of all messages (counted as `without_reasoning`). A
+retry gets the answer of its request, and nothing is sampled for it (`sampled_again`). For each conversation: the tokens
+that are trained on, over all its trajectories, are those that were sampled, each once (`lost`). `same again`: share of
+continued prompts that would have the same tokens if the whole conversation were tokenised again, of a sample of the
+requests. Exit status 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,11 +50,13 @@ import numpy as np
 
 from areal_like.errors import UserError
 from areal_like.trajectory import Segment, check_disjoint
+from benchmarks.agent_clients import ANSWER, CLIENTS, GIVEN, Row
 from benchmarks.folders import REPOSITORY
 from benchmarks.publishing import RUNS, add_replace, result_path
 from benchmarks.runs import command_of, write
-from rollout.agent.chat_completions import ChatCompletions
+from rollout.agent.dialect import AgentRequest
 from rollout.agent.session import AgentSession, RequestName
+from rollout.agent.store import Thinking
 from rollout.answers import chat_of
 from rollout.tokens import PromptTokens
 from rollout.transcript import Answer, Transcript
@@ -94,12 +99,11 @@ MARK = re.compile(
 )
 """What is one token in a model's vocabulary."""
 VOCABULARY = 2000
-ANSWER = "answer"
-"""Key of a client's message: the number of the answer that it is."""
+TEMPLATE_SHARE, RETRY_SHARE = 0.25, 0.15
+"""Shares of conversations with `thinking: template`, and of requests that are sent again."""
 AGAIN_EVERY = 20
 """One in so many continued prompts is tokenised again for `same again`."""
-FAULTS = ("false_forks", "changed", "wrong_text", "lost")
-Row = dict[str, Any]
+FAULTS = ("false_forks", "changed", "wrong_text", "lost", "sampled_again")
 
 
 # ---------------------------------------------------------------- templates
@@ -253,12 +257,13 @@ class Client:
         chat, no_tools = chat_of(family.tokens, name=None, where=family.name)
         call = CALLS[chat.name] if family.can_call else ""
         self._policy = Policy(family, self._dice, call)
-        self._session = AgentSession(self._policy, chat, no_tools=no_tools)
-        self._tools = [{"type": "function", "function": TOOL}] if family.can_call else []
-        self._dialect, self._num_texts, self._num_requests = ChatCompletions(), 0, 0
+        self._api = self._dice.choice(CLIENTS)(self._dice)
+        thinking: Thinking = "template" if self._dice.random() < TEMPLATE_SHARE else "keep"
+        self._session = AgentSession(self._policy, chat, no_tools=no_tools, thinking=thinking)
+        self._tools = [TOOL] if family.can_call else []
+        self._num_texts, self._num_requests = 0, 0
         self._open: list[list[Row]] = []
-        """Messages of the requests that the client may make; those of the assistant have the answer's number in
-        ANSWER."""
+        """Messages of the requests that the client may make (see agent_clients.py)."""
         self.counts: Counter[str] = Counter()
 
     async def talk(self) -> Counter[str]:
@@ -271,7 +276,7 @@ class Client:
         await self._session.close()
         self.counts.update(self._policy.counts)
         self.counts["calls"] = self._session.counts["agent_tool_calls"]
-        self.counts["conversations"] = 1
+        self.counts["conversations"] = self.counts[self._api.name] = 1
         return self.counts
 
     def _text(self) -> str:
@@ -289,15 +294,27 @@ class Client:
 
     async def _ask(self, messages: list[Row]) -> None:
         self._num_requests += 1
-        sent = [self._rewritten(message) for message in messages]
-        body = {"model": "policy", "messages": sent, "tools": self._tools, "return_token_ids": True}
-        request = self._dialect.read(json.loads(json.dumps(body)), self._session.conversation)
-        name = RequestName(key="", digest=str(self._num_requests).encode())
+        store, dialect = self._session.store, self._api.dialect
+        body = {"model": "policy", "return_token_ids": True, **self._api.body(messages, self._tools)}
+        request = dialect.read(json.loads(json.dumps(body)), self._session.conversation)
+        number = str(self._num_requests)
+        name = RequestName(key=number if self._dice.random() < 0.5 else "", digest=number.encode())
+        num_before = store.num_without_reasoning
         async with self._session.answering(request, name) as reply:
-            answer = self._dialect.answer(request, reply)
-        self._check(messages, reply.index, answer["prompt_token_ids"])
-        said = {key: value for key, value in answer["choices"][0]["message"].items() if value is not None}
-        self._go_on([*messages, {**said, ANSWER: reply.index}])
+            answer = dialect.answer(request, reply)
+        if self._dice.random() < RETRY_SHARE:
+            await self._retry(request, name, reply.index)
+        self._check(
+            messages, reply.index, answer["prompt_token_ids"], begins_again=store.num_without_reasoning > num_before
+        )
+        self._go_on([*messages, {**self._api.message(answer), ANSWER: reply.index}])
+
+    async def _retry(self, request: AgentRequest, name: RequestName, index: int) -> None:
+        num_sampled = self._policy.num_sampled
+        async with self._session.answering(request, replace(name, is_retry=not name.key)) as again:
+            is_same = again.index == index and self._policy.num_sampled == num_sampled
+        self.counts["retries"] += 1
+        self.counts["sampled_again"] += not is_same
 
     def _go_on(self, messages: list[Row]) -> None:
         """What the client may do after this answer, in addition to what it could before: a request that is made twice
@@ -314,38 +331,15 @@ class Client:
             self._open.append([*before, {"role": "user", "content": self._text()}])
             self.counts["branches"] += 1
 
-    def _rewritten(self, message: Row) -> Row:
-        """A message as some client sends it back."""
-        made = {key: value for key, value in message.items() if key != ANSWER}
-        if made["role"] != "assistant":
-            return made
-        if self._dice.random() < 0.5:
-            made.pop("reasoning_content", None)
-        if self._dice.random() < 0.3:
-            made["content"] = (made.get("content") or "").strip()
-        if self._dice.random() < 0.3:
-            made["content"] = made.get("content") or None
-        if made.get("tool_calls"):
-            made["tool_calls"] = [self._call_rewritten(call) for call in made["tool_calls"]]
-        return made
-
-    def _call_rewritten(self, call: Row) -> Row:
-        given = json.loads(call["function"]["arguments"])
-        order = sorted(given, reverse=self._dice.random() < 0.5)
-        indent = self._dice.choice([None, 1])
-        return {
-            **call,
-            "function": {
-                **call["function"],
-                "arguments": json.dumps({key: given[key] for key in order}, indent=indent),
-            },
-        }
-
-    def _check(self, messages: list[Row], index: int, prompt_ids: Sequence[int]) -> None:
-        """Compare a prompt with the answer that it should continue."""
+    def _check(self, messages: list[Row], index: int, prompt_ids: Sequence[int], *, begins_again: bool) -> None:
+        """Compare a prompt with the answer that it should continue. `begins_again`: it was rendered from text, without
+        earlier reasoning."""
         self.counts["requests"] += 1
         last = max((at for at, one in enumerate(messages) if ANSWER in one), default=None)
         if last is None:
+            return
+        if begins_again:
+            self._check_again(messages, prompt_ids)
             return
         self.counts["continued"] += 1
         turns, known = self._session.store.turns, messages[last][ANSWER]
@@ -359,24 +353,34 @@ class Client:
             return
         given = np.array(prompt_ids[len(before_T) :], np.int32)
         tail = self._family.tokens.decode(given, with_special_tokens=True)
-        self.counts["wrong_text"] += not self._is_right(tail, messages, last)
+        old = [one["content"] for one in messages[:last] if one["role"] != "assistant"]
+        self.counts["wrong_text"] += not self._is_right(tail, messages[last + 1 :], old)
         if self.counts["continued"] % AGAIN_EVERY == 1:
             self._tokenise_again(messages, prompt_ids)
 
-    def _is_right(self, tail: str, messages: list[Row], last: int) -> bool:
-        """Whether the text after an answer has the new messages and none that came before the answer."""
-        new = [one["content"] for one in messages[last + 1 :]]
-        old = [one["content"] for one in messages[:last] if one["role"] != "assistant"]
+    def _check_again(self, messages: list[Row], prompt_ids: Sequence[int]) -> None:
+        """Check a prompt that was rendered from text: an earlier answer has reasoning, and no message is left out."""
+        self.counts["without_reasoning"] += 1
+        turns = self._session.store.turns
+        chains = {turns[one[ANSWER]].chain for one in messages if ANSWER in one}
+        self.counts["false_forks"] += not any(turn.reasoning for turn in turns if turn.chain in chains)
+        text = self._family.tokens.decode(np.array(prompt_ids, np.int32), with_special_tokens=True)
+        new = [one for one in messages if one["role"] in ("user", "tool")]
+        self.counts["wrong_text"] += not self._is_right(text, new, [])
+
+    def _is_right(self, text: str, new: Sequence[Row], old: Sequence[str]) -> bool:
+        """Whether a text has the new messages, of which it ends with the last, and none of the old ones."""
         # Some templates write results of tools as JSON.
-        is_whole = all(json.dumps(text.strip(), ensure_ascii=False)[1:-1] in tail for text in new)
-        ends = messages[-1]["role"] != "user" or tail.endswith(self._family.asks)
-        return is_whole and ends and not any(text.strip() in tail for text in old)
+        is_whole = all(json.dumps(one["content"].strip(), ensure_ascii=False)[1:-1] in text for one in new)
+        ends = new[-1]["role"] != "user" or text.endswith(self._family.asks)
+        return is_whole and ends and not any(one.strip() in text for one in old)
 
     def _tokenise_again(self, messages: list[Row], prompt_ids: Sequence[int]) -> None:
         self.counts["rendered"] += 1
-        kept = [{key: value for key, value in one.items() if key != ANSWER} for one in messages]
+        offered = [{"type": "function", "function": tool} for tool in self._tools]
+        kept = [{key: value for key, value in one.items() if key not in (ANSWER, GIVEN)} for one in messages]
         try:
-            again = self._family.tokens.prompt({"messages": kept}, self._tools)
+            again = self._family.tokens.prompt({"messages": kept}, offered)
         except UserError:  # the template does not take the messages of a client as they are
             self.counts["rejected_again"] += 1
         else:
@@ -429,7 +433,8 @@ def fault_of(name: str, template: str) -> str:
 
 COUNTS = (
     "conversations", "requests", "continued", "branches", "begun", "calls", "truncated", "trajectories", "tokens",
-    *FAULTS, "rendered", "same_again", "rejected_again",
+    "chat", "responses", "messages", "retries", "without_reasoning", *FAULTS, "rendered", "same_again",
+    "rejected_again",
 )  # fmt: skip
 
 

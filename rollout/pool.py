@@ -20,7 +20,7 @@ from areal_like.prompts import prompt_text
 from areal_like.secret_values import without_secrets
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import FinishReason, Segment, Trajectory
-from areal_like.verdict import FORGED_TEXT, REFUSED, Verdict
+from areal_like.verdict import COUNTED, FORGED_TEXT, REFUSED, Verdict
 from areal_like.wire.messages import Message, ReturnReason, SampleFinished, SampleReturned, SampleTask, Sampling
 from rollout.forged_text import has_forged_text
 from rollout.leases import LeaseBook
@@ -31,13 +31,6 @@ from rollout.workflow import Sample, SampleCut, ServingWorkflow, Workflow
 
 log = logging.getLogger(__name__)
 
-COUNTED = (
-    "agent_requests", "agent_refused", "agent_retries", "agent_disconnects", "agent_tool_calls",
-    "agent_malformed_calls", "tool_calls", "tool_malformed", "tool_unknown", "tool_wrong_arguments", "tool_raised",
-    "tool_timed_out", "tool_truncated", "observation_over_context",
-)  # fmt: skip
-"""Components of verdicts that are also counters of the worker: errors of agents, tools and policies, in any sample,
-with or without a reward."""
 MAX_CANCELLED = 8
 """Number of attempts at an answer of no sample that the engine cancels, for example because it releases its memory."""
 

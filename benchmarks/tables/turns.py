@@ -28,7 +28,8 @@ def transcripts(result: Result) -> str:
     used = [row for row in result["rows"] if "refused" not in row]
     head = (
         "template", "calls as", "the model ends with", "conversations", "continued answers", "calls", "false forks",
-        "changed", "wrong text", "lost", "same if tokenised again",
+        "changed", "wrong text", "lost", *(("sampled again",) if _has_retries(result["total"]) else ()),
+        "same if tokenised again",
     )  # fmt: skip
     lines = [
         (row["template"], row["format"] or "-", f"`{row['stops']}`".replace("|", "\\|"), *_counts(row)) for row in used
@@ -39,7 +40,13 @@ def transcripts(result: Result) -> str:
     return "\n\n".join([text, *([f"Not used: {' '.join(refused)}"] if refused else [])])
 
 
+def _has_retries(row: Result) -> bool:
+    """Whether requests were sent again; results of earlier versions have none."""
+    return "sampled_again" in row
+
+
 def _counts(row: Result) -> tuple[str, ...]:
-    counted = ("conversations", "continued", "calls", "false_forks", "changed", "wrong_text", "lost")
+    counted = ["conversations", "continued", "calls", "false_forks", "changed", "wrong_text", "lost"]
+    counted += ["sampled_again"] if _has_retries(row) else []
     again = f"{row['same_again'] / row['rendered']:.0%}" if row["rendered"] else "-"
     return (*(f"{row[name]:,}" for name in counted), again)

@@ -6,15 +6,18 @@ Charts of staleness, throughput and processes are in flow_charts.py, activity st
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
+from areal_like.verdict import COUNTED, FAILED_CALLS
 from controller.report import flow_charts as flow
 from controller.report.charts import (
     NO_STEPS,
     STEP,
     Axis,
     Chart,
+    Number,
     Rows,
     Section,
     Series,
@@ -25,6 +28,7 @@ from controller.report.charts import (
     number,
     of_steps,
     running_mean,
+    shortened,
     thinning_words,
 )
 from controller.report.colours import DASHES, NUM_CATEGORIES
@@ -34,6 +38,14 @@ KINDS = ("scored", "timed_out", "crashed", "invalid", "refused")
 MEAN_WINDOW = 10
 MIN_STEPS_FOR_MEAN = 20
 MAX_EVAL_SERIES = 16
+MAX_NAME_CHARS = 40
+TOOL_TIME = "tool_s"
+"""Component with the seconds that the tools of a sample took."""
+NO_REWARDS = frozenset({*COUNTED, TOOL_TIME, "turns", "agent_rendered_again", "agent_without_reasoning"})
+"""Components of verdicts that are no parts of a reward; other charts show the most important of them."""
+CALLS = ("tool_calls", "agent_tool_calls", "agent_malformed_calls")
+"""Components that add up to the number of calls: the environment of tools counts failed calls among `tool_calls`, and
+the workflow `agent` counts them separately."""
 NO_SAMPLES = "the ledger contains no readable consumed samples"
 
 
@@ -47,7 +59,7 @@ def sections(data: RunData) -> list[Section]:
         Section("speed", "Throughput", (flow.throughput(steps), flow.samples_rate(steps), flow.waiting(steps),
                                         flow.step_time(steps), flow.swaps(data), flow.in_flight(data))),
         Section("answers", "Answers", (lengths(data), length_histogram(data), cut_share(steps),
-                                        *turns(steps))),
+                                        *turns(steps), *tools(data))),
         Section("optimisation", "Optimisation", (clip_fraction(steps), entropy(steps), kl(steps),
                                                  effective_samples(steps), weights(steps),
                                                  gradient(data), loss(steps), *critic(steps))),
@@ -101,14 +113,30 @@ def evaluations(data: RunData) -> list[Chart]:
 def components(data: RunData) -> Chart:
     """Mean of each reward component by step."""
     by_step = data.samples.components_by_step if data.samples else {}
+    rewards = [name for name in by_step if name not in NO_REWARDS]
     series = []
-    for place, (name, points) in enumerate(list(by_step.items())[:NUM_CATEGORIES]):
-        pairs = [(number(step), number(mean)) for step, mean in points]
-        xs, ys = [step for step, _ in pairs], [mean for _, mean in pairs]
+    for place, name in enumerate(rewards[:NUM_CATEGORIES]):
+        xs, ys = _means_of(data, (name,))
         series.append(curve(name, xs, ys, colour=f"c{place}", dash=DASHES[place]))
     caption = "Mean of each component over the consumed samples of a step, before weights and shaping."
+    if left_out := rewards[NUM_CATEGORIES:]:
+        named = ", ".join(shortened(name, MAX_NAME_CHARS) for name in left_out[:NUM_CATEGORIES])
+        more = " and others" if len(left_out) > NUM_CATEGORIES else ""
+        caption += f" {len(left_out)} more components are not shown: {named}{more}."
     missing = "the scorers returned no components" if data.samples else NO_SAMPLES
     return Chart("chart-components", "Reward components", STEP, Axis("mean"), series, caption, missing)
+
+
+def _means_of(data: RunData, names: Sequence[str]) -> tuple[list[Number], list[Number]]:
+    """Steps, and the sum of the means of components in each of them."""
+    sums: dict[float, float] = {}
+    for name in names:
+        for step, mean in data.samples.components_by_step.get(name, ()) if data.samples else ():
+            x, y = number(step), number(mean)
+            if x is not None and y is not None:
+                sums[x] = sums.get(x, 0.0) + y
+    steps = sorted(sums)
+    return [*steps], [sums[step] for step in steps]
 
 
 def verdicts(data: RunData) -> Chart:
@@ -207,6 +235,33 @@ def turns(steps: Rows) -> list[Chart]:
              ("trajectories_per_sample", "trajectories, mean", "c2")]  # fmt: skip
     caption = "Number of answers of the policy in a sample, and number of sequences on which it is trained."
     return [of_steps(steps, "chart-turns", "Turns of a sample", Axis("per sample", bottom=0.0), lines, caption)]
+
+
+def tools(data: RunData) -> list[Chart]:
+    """Calls of tools of a sample, and their time; None for a run without calls."""
+    lines = (
+        ("calls", CALLS, "c0"),
+        ("failed calls", FAILED_CALLS, "c1"),
+        ("truncated results", ("tool_truncated",), "c2"),
+    )
+    series = [
+        curve(name, *_means_of(data, names), colour=colour, dash=DASHES[place])
+        for place, (name, names, colour) in enumerate(lines)
+    ]
+    if not any(series[0].ys):
+        return []
+    caption = (
+        "Calls of tools, mean over the consumed samples of a step. Failed: the policy wrote a call that cannot be read "
+        "or does not fit a tool, or the tool raised an error or exceeded its time limit."
+    )
+    y = Axis("per sample", bottom=0.0)
+    found = [Chart("chart-tools", "Tool calls of a sample", STEP, y, series, caption)]
+    time = curve("time of tools", *_means_of(data, (TOOL_TIME,)), colour="c0")
+    if time.has_numbers:
+        caption = "Time in which the tools of a sample ran, mean over the consumed samples of a step."
+        y = Axis("time of tools", "s", bottom=0.0)
+        found.append(Chart("chart-tool-time", "Tool time of a sample", STEP, y, [time], caption))
+    return found
 
 
 # ------------------------------------------------------------ optimisation

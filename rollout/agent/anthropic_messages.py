@@ -80,9 +80,7 @@ class AnthropicMessages:
             "stop_reason": STOP_REASONS[reply.finish_reason],
             "usage": _usage(*reply.num_tokens),
         }
-        if request.wants_token_ids:
-            body |= {"token_ids": reply.tokens_R.tolist(), "prompt_token_ids": reply.prompt_ids}
-        return body
+        return {**body, **_token_ids(request, reply)}
 
     def stream(self, request: AgentRequest) -> MessagesStream:
         """See `Dialect`."""
@@ -129,7 +127,8 @@ class MessagesStream:
                 yield self._delta("input_json_delta", partial_json=json.dumps(block["input"]))
                 yield self._stopped()
         ended = {"stop_reason": STOP_REASONS[reply.finish_reason], "stop_sequence": None}
-        yield _made("message_delta", delta=ended, usage=_usage(*reply.num_tokens))
+        ids = _token_ids(self._request, reply)
+        yield _made("message_delta", delta=ended, usage=_usage(*reply.num_tokens), **ids)
         yield _made("message_stop")
 
     def fail(self, refusal: BadRequest) -> Iterator[str]:
@@ -169,6 +168,12 @@ def _usage(given: int, sampled: int) -> dict[str, int]:
     return {
         "input_tokens": given, "output_tokens": sampled, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
     }  # fmt: skip
+
+
+def _token_ids(request: AgentRequest, reply: Reply) -> dict[str, list[int]]:
+    if not request.wants_token_ids:
+        return {}
+    return {"token_ids": reply.tokens_R.tolist(), "prompt_token_ids": reply.prompt_ids}
 
 
 def _blocks(reply: Reply) -> list[Block]:

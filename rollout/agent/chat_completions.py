@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollout.agent.dialect import (
+    ONLY_SAMPLED,
     AgentRequest,
     BadRequest,
     Earlier,
@@ -21,6 +22,7 @@ from rollout.agent.dialect import (
     event,
     flag,
     list_of,
+    logprobs_of,
     max_tokens,
     model,
     openai_error,
@@ -40,6 +42,7 @@ REFUSED: Refused = {
     "functions": ([], "use tools"),
     "function_call": ("auto", "use tools"),
     "audio": ({}, "answers are always text"),
+    "top_logprobs": (0, ONLY_SAMPLED),
 }
 
 
@@ -103,7 +106,9 @@ class ChatStream:
     def begin(self, opening: Opening) -> Iterator[str]:
         """See `EventStream`."""
         self._head = _head(self._request, opening, "chat.completion.chunk")
-        yield self._chunk({"role": "assistant", "content": ""})
+        prompt_ids = {"prompt_token_ids": opening.prompt_ids} if self._request.wants_token_ids else {}
+        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None, "logprobs": None}
+        yield event({**self._head, "choices": [choice], **prompt_ids})  # in the same place as in vLLM
 
     def text(self, kind: TextKind, text: str) -> Iterator[str]:
         """See `EventStream`."""
@@ -142,11 +147,7 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def _logprobs(reply: Reply) -> dict[str, Any]:
-    content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace")), "top_logprobs": []}
-        for text, logprob in zip(reply.token_texts, reply.logprobs_R.tolist(), strict=True)
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": logprobs_of(reply), "refusal": None}
 
 
 def _message(message: Mapping[str, Any], where: str) -> Message:

@@ -35,7 +35,7 @@ from rollout.agent.past_conversations import (
 )
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import TURN, Message, Thinking, chains_of
-from rollout.agent.streaming import BEGINS_HEADER, OnPart
+from rollout.agent.streaming import BEGINS_HEADER, OnConversation, OnPart
 from rollout.chat.formats import ChatFormat
 from rollout.workflow import PolicyAccess, SampleTools
 
@@ -203,9 +203,11 @@ class Conversations:
 
     @asynccontextmanager
     async def answering(
-        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
-    ) -> AsyncIterator[Reply]:
-        """Generate the answer to a request. Raises BadRequest."""
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None,
+        on_conversation: OnConversation | None = None,
+    ) -> AsyncIterator[Reply]:  # fmt: skip
+        """Generate the answer to a request. `on_part` is not called (see `AgentSession.answering`). Raises
+        BadRequest."""
         self.counts["traffic_requests"] += 1
         if self._num_running >= self._policy.num_slots * (1 + WAITING_PER_SLOT) + len(self._open):
             raise BadRequest(f"{self._num_running} requests are waiting: try again later", status=429, code="busy")
@@ -213,6 +215,8 @@ class Conversations:
         try:
             async with AsyncExitStack() as stack:
                 known, conversation = self._conversation(request, name)
+                if on_conversation is not None:
+                    on_conversation(known)
                 reply = None
                 if conversation is not None:
                     reply = await self._recorded(stack, conversation, request, name)

@@ -26,6 +26,10 @@ Refused = Mapping[str, tuple[Any, str]]
 """Settings that would change the answer, each with the value that does not, and a remedy."""
 
 
+ONLY_SAMPLED = "only the log-probs of the sampled tokens are known"
+"""Remedy for requests for the log-probs of other tokens."""
+
+
 class BadRequest(Exception):
     """A request that is refused; `status`, `code` and `param` are sent to the client."""
 
@@ -97,6 +101,12 @@ class Opening:
     created: int
     num_prompt: int
     conversation: str = ""
+    prompt_ids: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, reply: Reply) -> Opening:
+        """The opening of an answer that is complete."""
+        return cls(reply.index, reply.created, reply.num_prompt, reply.conversation, reply.prompt_ids)
 
 
 class EventStream(Protocol):
@@ -144,7 +154,7 @@ class Dialect(Protocol):
 
 def events(stream: EventStream, reply: Reply) -> Iterator[str]:
     """The events of an answer that is complete before its stream begins."""
-    yield from stream.begin(Opening(reply.index, reply.created, reply.num_prompt))
+    yield from stream.begin(Opening.of(reply))
     if reasoning := reply.message.get("reasoning_content"):
         yield from stream.text("reasoning", reasoning)
     if content := reply.message["content"]:
@@ -156,6 +166,16 @@ def event(data: Any, name: str = "") -> str:
     """One server-sent event; `data` that is not text is written as JSON."""
     written = data if isinstance(data, str) else json.dumps(data)
     return f"event: {name}\ndata: {written}\n\n" if name else f"data: {written}\n\n"
+
+
+def logprobs_of(reply: Reply) -> list[dict[str, Any]]:
+    """The log-prob of each sampled token in OpenAI's form; empty if they are not requested."""
+    if not reply.token_texts:
+        return []
+    return [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace")), "top_logprobs": []}
+        for text, logprob in zip(reply.token_texts, reply.logprobs_R.tolist(), strict=True)
+    ]
 
 
 def refuse(body: Mapping[str, Any], refused: Refused) -> None:

@@ -33,7 +33,7 @@ from rollout.agent.dialect import AgentRequest, BadRequest, Opening, Reply, no_s
 from rollout.agent.kept_conversations import KeptConversations
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
-from rollout.agent.streaming import OnPart, Part
+from rollout.agent.streaming import OnConversation, OnPart, Part
 from rollout.answers import read_begun
 from rollout.chat.calls import json_text
 from rollout.chat.formats import ChatFormat
@@ -140,10 +140,11 @@ class Endpoint:
 
     @asynccontextmanager
     async def answering(
-        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
-    ) -> AsyncIterator[Reply]:
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None,
+        on_conversation: OnConversation | None = None,
+    ) -> AsyncIterator[Reply]:  # fmt: skip
         """Generate the answer to a request; leaving the block early cancels it. `on_part` is called as the answer
-        grows.
+        grows; `on_conversation` is not called, because conversations have no ids.
 
         Raises:
             BadRequest: it cannot be answered, too many wait, or the engine has failed.
@@ -283,7 +284,8 @@ class Endpoint:
             assert on_part is not None
             texts = read_begun(self._tokens, self._chat, prompt_P, tokens_R, reads_calls=request.reads_calls)
             if any(texts):
-                await on_part(Part(Opening(number, created, len(prompt_P)), *texts))
+                prompt_ids = prompt_P.tolist() if request.wants_token_ids else []
+                await on_part(Part(Opening(number, created, len(prompt_P), prompt_ids=prompt_ids), *texts))
 
         asking = _EndpointTools(
             self._engine, self._tokens, sampling, number, seed, self._adapter_of(request), grown if on_part else None

@@ -28,7 +28,7 @@ from rollout.agent.dialect import AgentRequest, BadRequest, Dialect, Reply, no_s
 from rollout.agent.responses import Responses
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.store import Message
-from rollout.agent.streaming import BEGINS_HEADER, CONVERSATION_HEADER, OnPart, StreamedResponse
+from rollout.agent.streaming import BEGINS_HEADER, CONVERSATION_HEADER, OnConversation, OnPart, StreamedResponse
 from rollout.agent.token_requests import TokenRequests
 
 MAX_REQUEST_BYTES = 32 << 20
@@ -57,9 +57,11 @@ class Answers(Protocol):
     counts: Counter[str]
 
     def answering(
-        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
-    ) -> AbstractAsyncContextManager[Reply]:
-        """See `AgentSession.answering`. `on_part` is called as the answer grows, if that is possible."""
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None,
+        on_conversation: OnConversation | None = None,
+    ) -> AbstractAsyncContextManager[Reply]:  # fmt: skip
+        """See `AgentSession.answering`. `on_part` is called as the answer grows, if that is possible, and
+        `on_conversation` before, where conversations have ids."""
         ...
 
     def conversation(self, index: int) -> list[Message]:
@@ -207,10 +209,10 @@ def application(
 async def _streamed(
     session: Answers, request: web.Request, asked: AgentRequest, name: RequestName, dialect: Dialect
 ) -> web.StreamResponse:
-    """Stream the answer as events. Raises BadRequest if the request is refused before the first event."""
+    """Stream the answer as events. Raises BadRequest if the request is refused before the response begins."""
     sent = StreamedResponse(request, dialect.stream(asked))
     try:
-        async with session.answering(asked, name, sent.part) as reply:
+        async with sent.waiting(), session.answering(asked, name, sent.part, sent.belongs_to) as reply:
             await sent.end(reply)
     except (BadRequest, ConnectionError) as error:
         if sent.response is None or not isinstance(error, BadRequest):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollout.agent.dialect import (
+    ONLY_SAMPLED,
     AgentRequest,
     BadRequest,
     Earlier,
@@ -23,6 +24,7 @@ from rollout.agent.dialect import (
     event,
     flag,
     list_of,
+    logprobs_of,
     max_tokens,
     model,
     openai_error,
@@ -35,10 +37,13 @@ from rollout.agent.store import TURN, Message
 
 Item = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant")
+LOGPROBS = "message.output_text.logprobs"
+"""The entry of `include` with which log-probs are requested; other entries have no effect."""
 REFUSED: Refused = {
     "background": (False, "wait for the answer"),
     "conversation": (None, "use previous_response_id, or send the whole conversation"),
     "prompt": (None, "send the messages themselves"),
+    "top_logprobs": (0, ONLY_SAMPLED),
 }
 
 
@@ -63,6 +68,7 @@ class Responses:
             reads_calls=reads_calls(body, tools),
             max_tokens=max_tokens(body, "max_output_tokens"),
             is_streamed=flag(body, "stream"),
+            wants_logprobs=LOGPROBS in _include(body),
             wants_token_ids=flag(body, "return_token_ids"),
             num_instructions=len(first),
         )
@@ -128,7 +134,8 @@ class ResponsesStream:
 
     def end(self, reply: Reply) -> Iterator[str]:
         """See `EventStream`."""
-        yield from self._closed("incomplete" if reply.finish_reason == "length" else "completed")
+        status = "incomplete" if reply.finish_reason == "length" else "completed"
+        yield from self._closed(status, logprobs_of(reply))
         for item in _items(reply):
             if item["type"] == "function_call":
                 where = {"output_index": self._num_items}
@@ -147,20 +154,20 @@ class ResponsesStream:
         said = {"code": refusal.code, "message": str(refusal), "param": refusal.param or None}
         yield event({"type": "error", "sequence_number": next(self._numbers), **said}, "error")
 
-    def _closed(self, status: str) -> Iterator[str]:
+    def _closed(self, status: str, logprobs: Sequence[Item] = ()) -> Iterator[str]:
         if self._open is None:
             return
-        item = _text_item(self._open, self._index, self._text, status)
-        yield self._of_text("done", text=self._text)
+        item = _text_item(self._open, self._index, self._text, status, logprobs)
+        yield self._of_text("done", logprobs, text=self._text)
         yield self._of_item("content_part.done", item, part=item["content"][0])
         yield self._made("output_item.done", item=item, output_index=self._num_items)
         self._open, self._num_items = None, self._num_items + 1
 
-    def _of_text(self, what: str, **more: Any) -> str:
+    def _of_text(self, what: str, logprobs: Sequence[Item] = (), **more: Any) -> str:
         assert self._open is not None
         item = _text_item(self._open, self._index, "", "")
         if self._open == "content":
-            return self._of_item(f"output_text.{what}", item, **more, logprobs=[])
+            return self._of_item(f"output_text.{what}", item, **more, logprobs=list(logprobs))
         return self._of_item(f"reasoning_text.{what}", item, **more)
 
     def _of_item(self, kind: str, item: Item, **more: Any) -> str:
@@ -182,11 +189,11 @@ def _begun(request: AgentRequest, one: Reply | Opening) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _text_item(kind: TextKind, index: int, text: str, status: str) -> Item:
+def _text_item(kind: TextKind, index: int, text: str, status: str, logprobs: Sequence[Item] = ()) -> Item:
     if kind == "reasoning":
         content: list[Item] = [{"type": "reasoning_text", "text": text}]
         return {"id": f"rs_{index}", "type": "reasoning", "summary": [], "content": content, "status": status}
-    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}]
     return {"id": f"msg_{index}", "type": "message", "role": "assistant", "content": content, "status": status}
 
 
@@ -198,12 +205,19 @@ def _items(reply: Reply) -> list[Item]:
     if reasoning := message.get("reasoning_content"):
         items.append(_text_item("reasoning", index, reasoning, "completed" if content else status))
     if content:
-        items.append(_text_item("content", index, content, status))
+        items.append(_text_item("content", index, content, status, logprobs_of(reply)))
     for place, one in enumerate(message.get("tool_calls") or ()):
         function = one["function"]
         names = {"id": f"fc_{index}_{place}", "call_id": one["id"], "name": function["name"]}
         items.append({"type": "function_call", **names, "arguments": function["arguments"], "status": "completed"})
     return items
+
+
+def _include(body: Mapping[str, Any]) -> Sequence[Any]:
+    found = body.get("include")
+    if found is not None and not isinstance(found, list):
+        raise BadRequest("include must be a list", param="include")
+    return found or ()
 
 
 def _before(response_id: Any, earlier: Earlier) -> list[Message]:

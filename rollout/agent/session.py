@@ -21,8 +21,9 @@ from typing import Any, Protocol
 from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall
 from rollout.agent.dialect import AgentRequest, BadRequest, Reply
+from rollout.agent.program_time import ProgramTime
 from rollout.agent.store import TURN, Message, Prompt, Thinking, TokenStore, Turn
-from rollout.agent.streaming import OnPart
+from rollout.agent.streaming import OnConversation, OnPart
 from rollout.answers import read_answer
 from rollout.chat.calls import Read, Schemas, schemas_by_name
 from rollout.chat.formats import ChatFormat, ParsedAnswer
@@ -103,6 +104,8 @@ class AgentSession:
         self.handed_in: str | None = None
         """The text that the agent submitted for scoring instead; None: there is none."""
         self.counts: Counter[str] = Counter()
+        self.own_time = ProgramTime()
+        """Time of the agent, without that in which its requests are answered."""
         self.is_over = False
         """The agent has ended: further requests are refused."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -115,14 +118,16 @@ class AgentSession:
 
     @asynccontextmanager
     async def answering(
-        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None
-    ) -> AsyncIterator[Reply]:
+        self, request: AgentRequest, name: RequestName, on_part: OnPart | None = None,
+        on_conversation: OnConversation | None = None,
+    ) -> AsyncIterator[Reply]:  # fmt: skip
         """Generate the answer to a request; the block sends it to the client, and raises if that fails.
 
         Args:
             request: the request. name: a request with the idempotency key of an earlier one, or a retry of one, gets
                 the same answer. An equal request without either is a new one, for agents that request several answers.
             on_part: not called, because another worker may continue the answer before it is complete.
+            on_conversation: not called, because a session has no conversations with ids.
 
         Raises:
             BadRequest: the request cannot be answered; the agent may send another.
@@ -131,6 +136,7 @@ class AgentSession:
             raise BadRequest("the sample has ended", status=409, code="sample_ended")
         asked = self._known(name)
         if asked is None:
+            self.own_time.hold()
             asked = _PendingRequest(name, asyncio.create_task(self._answer(request)))
             self._asked.append(asked)
             self._running.add(asked.answer)
@@ -229,6 +235,7 @@ class AgentSession:
 
     def _ended(self, answer: asyncio.Task[Reply]) -> None:
         self._running.discard(answer)
+        self.own_time.release()
         if not answer.cancelled():
             answer.exception()  # the client may have disconnected; an unread error is not an error of the worker
 

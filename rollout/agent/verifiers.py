@@ -66,7 +66,7 @@ class VerifiersWorkflow:
                 them itself and sends token ids (`/inference/v1/generate`).
             tokenizer: with `tokens`: folder or name of the policy's tokenizer.
             renderer: with `tokens`: the renderer's configuration, as {name: qwen3}; None: by the tokenizer's name.
-            timeout_s: time limit of one episode; the sample of a longer one gets no reward.
+            timeout_s: time limit of one episode: see the workflow `agent`.
             format: see the workflow `agent`.
             thinking: see the workflow `agent`.
 
@@ -96,7 +96,7 @@ class VerifiersWorkflow:
             raise UserError(what, where=OPTIONS_KEY, remedy="endpoint: chat")
         spec = {
             "environment": environment, "options": dict(options or {}), "eval_options": dict(eval_options or {}),
-            "endpoint": endpoint, "tokenizer": tokenizer, "renderer": renderer, "timeout_s": timeout_s,
+            "endpoint": endpoint, "tokenizer": tokenizer, "renderer": renderer,
         }  # fmt: skip
         self._agent = AgentWorkflow(
             command=[interpreter, str(SCRIPT), json.dumps(spec)],

@@ -39,7 +39,10 @@ MAX_OUTPUT_BYTES = 4096
 """Bytes of the end of a program's output that are kept to explain a failure."""
 MAX_ROW_CHARS = 100_000
 """Largest row in an environment variable; Linux allows 128 KiB."""
-RewardSource = Literal["scorer", "agent"]
+EXIT_REWARDS = {0: 1.0, 1: 0.0}
+"""Rewards by exit status, with `reward: exit`; another status is a failure. Test runners such as pytest use 1 for
+failed tests, and other numbers if they could not run them."""
+RewardSource = Literal["scorer", "agent", "exit"]
 Failure = tuple[VerdictKind, str]
 """Why a sample has no reward: the kind of its verdict, and a message."""
 
@@ -59,8 +62,10 @@ class AgentWorkflow:
                 They must not start threads, nor open connections, when they are imported. Linux only.
             reward: `scorer`: the scorers of the run judge the content of the last answer, or the text that the program
                 submits by `POST $AREAL_LIKE_ANSWER_URL`, `{"answer": "7"}`. `agent`: the program reports the reward by
-                `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`.
-            timeout_s: time limit of one program; the sample of a longer one gets no reward.
+                `POST $AREAL_LIKE_REWARD_URL`, `{"reward": 1.0}`. `exit`: status 0 of the program is a reward of 1, and
+                status 1 one of 0; with another status or a signal the sample gets no reward.
+            timeout_s: time limit of one program, without the time in which its requests are answered; the sample of a
+                longer one gets no reward.
             format: how the model writes tool calls, a name of `rollout.chat.formats.FORMATS`; None: as the tokenizer's
                 chat template shows it.
             thinking: `keep`: the reasoning of earlier answers stays in the context. `template`: if the chat template
@@ -82,8 +87,8 @@ class AgentWorkflow:
                 where=OPTIONS_KEY,
                 remedy="write, for example, preload: [openai]",
             )
-        if reward not in ("scorer", "agent"):
-            raise UserError(f"reward must be scorer or agent, not {reward!r}", where=OPTIONS_KEY)
+        if reward not in ("scorer", "agent", "exit"):
+            raise UserError(f"reward must be scorer, agent or exit, not {reward!r}", where=OPTIONS_KEY)
         if thinking not in ("keep", "template"):
             raise UserError(f"thinking must be keep or template, not {thinking!r}", where=OPTIONS_KEY)
         if not timeout_s > 0:
@@ -126,21 +131,26 @@ class AgentWorkflow:
             await asyncio.shield(program.end())
 
     async def _ended(self, session: AgentSession, program: Program) -> Failure | None:
-        """Wait for the program. Returns why its sample has no reward, or None if it may have one. Raises the error that
-        ended the sample."""
-        output = asyncio.create_task(_last_output(program))
+        """Wait for the program. Returns why its sample has no reward, or None if it may have one, which the session has
+        with `reward: exit`. Raises the error that ended the sample."""
+        ending = asyncio.create_task(_status_and_output(program))
+        expired = asyncio.create_task(session.own_time.taken(self._timeout_s))
         try:
-            waited: set[asyncio.Future[Any]] = {output, session.broken}
-            done, _ = await asyncio.wait(waited, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {ending, expired, session.broken}
+            done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if session.broken in done:
                 session.broken.result()
-            if not done:
-                return "timed_out", f"the program took longer than {self._timeout_s:g} s"
-            status, printed = await program.wait(), output.result()
+            if ending not in done:
+                return "timed_out", f"the program took longer than {self._timeout_s:g} s, without its requests"
+            status, printed = ending.result()
         finally:
             session.is_over = True
-            output.cancel()
-        if status:
+            ending.cancel()
+            expired.cancel()
+        if self._reward == "exit" and status in EXIT_REWARDS:
+            _, parts = session.reward or (0.0, {})
+            session.reward = EXIT_REWARDS[status], parts
+        elif status:
             said = printed.strip().splitlines()[-1:]
             return "crashed", f"the program ended with {describe_status(status)}: {''.join(said)}"
         return None
@@ -158,7 +168,7 @@ class AgentWorkflow:
             return Verdict(
                 kind=kind, reason=reason[:MAX_REASON_CHARS], components=counts, scorer=FAILED_IN, failed_in=FAILED_IN
             )
-        if self._reward == "agent":
+        if self._reward != "scorer":
             assert session.reward is not None
             value, parts = session.reward
             return Verdict(kind="scored", value=value, components={**counts, **parts}, scorer=FAILED_IN)
@@ -177,6 +187,12 @@ async def _one_token(tools: SampleTools) -> Trajectory:
     transcript = Transcript(prompt, encode=tools.tokens.encode)
     transcript.sampled(await tools.generate(transcript, max_new_tokens=1))
     return transcript.close()
+
+
+async def _status_and_output(program: Program) -> tuple[int, str]:
+    """The program's exit status and the end of its output, once it has ended."""
+    printed = await _last_output(program)
+    return await program.wait(), printed
 
 
 async def _last_output(program: Program) -> str:

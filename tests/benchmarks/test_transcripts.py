@@ -17,6 +17,7 @@ from areal_like.prompts import PromptEncoder, TurnEnd
 from benchmarks import folders, runs, transcripts
 from benchmarks.panels import panels_of
 from benchmarks.tables import markdown
+from rollout.agent.session import AgentSession
 from rollout.agent.store import TokenStore
 
 ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -25,6 +26,9 @@ CHATML = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}" + ASK
 )
+REASONING = "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+REASONS = CHATML.replace("{{ m.content or '' }}", REASONING + "{{ m.content or '' }}")
+"""Reasoning is written for a last answer only."""
 BEGINS = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -49,13 +53,32 @@ def test_no_answer_is_forked_changed_or_lost(
     if stops:
         monkeypatch.setitem(transcripts.STOPS, "made", stops)
     row = fuzz(template)
-    assert [row[name] for name in transcripts.FAULTS] == [0, 0, 0, 0]
-    assert row["conversations"] == 30
+    assert [row[name] for name in transcripts.FAULTS] == [0, 0, 0, 0, 0]
+    assert row["conversations"] == row["chat"] + row["responses"] + row["messages"] == 30
+    assert min(row["chat"], row["responses"], row["messages"], row["retries"]) > 3
+    assert row["without_reasoning"] == 0, "the policy of these templates does not reason"
     assert row["continued"] > 60
     assert row["tokens"] > row["requests"]
     assert row["trajectories"] > 30, "branches and repeated requests have trajectories of their own"
     assert (row["calls"] > 10) == can_call
     assert 0 < row["truncated"] < row["requests"] / 4
+
+
+def test_reasoning_that_the_template_leaves_out_begins_again_and_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = fuzz(REASONS, 20)
+    assert [row[name] for name in transcripts.FAULTS] == [0, 0, 0, 0, 0]
+    assert row["without_reasoning"] > 3
+    assert row["continued"] > row["without_reasoning"]
+    monkeypatch.setattr(TokenStore, "_is_left_out", lambda *_: True)
+    assert fuzz(REASONS, 20)["false_forks"] > 0
+
+
+def test_a_retry_that_samples_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AgentSession, "_known", lambda *_: None)
+    row = fuzz(CHATML, 10)
+    assert row["sampled_again"] == row["retries"] > 0
 
 
 def test_conversations_depend_on_their_number_alone() -> None:
@@ -150,7 +173,10 @@ def test_a_result_has_all_templates_and_the_exit_status_the_faults(
     (panel,) = panels_of("transcripts", result)
     assert len(panel.places) == 3
     result["total"]["changed"] = 1
-    assert "| 0 | 1 | 0 | 0 |" in markdown("transcripts", result)
+    assert "| 0 | 1 | 0 | 0 | 0 |" in markdown("transcripts", result)
+    for row in (result["total"], *result["rows"]):
+        row.pop("sampled_again", None)
+    assert "sampled again" not in markdown("transcripts", result), "results of earlier versions have no retries"
 
 
 def test_unknown_templates_are_named(

@@ -163,7 +163,9 @@ def _agent_problems(config: RunConfig) -> Iterator[Problem]:
     is_judged = config.rollout.workflow_options.get("reward", "scorer") == "scorer"
     if is_judged and not config.reward.scorers and not config.reward.addresses:
         what = "the workflow `agent` gets rewards from scorers, but none is configured"
-        yield Problem(("reward.scorers",), what, "configure a scorer, or set workflow_options: {reward: agent}")
+        yield Problem(
+            ("reward.scorers",), what, "configure a scorer, or set workflow_options: {reward: agent} or {reward: exit}"
+        )
     if config.rollout.prompt_template is not None:
         what = "the workflow `agent` formats messages with the chat template, which this setting replaces"
         yield Problem(("rollout.prompt_template",), what, "remove this setting")

@@ -60,7 +60,6 @@ async def _rollout(
         client_type="openai_chat_completions",
         api_base_url=os.environ["OPENAI_BASE_URL"],
         api_key_var="OPENAI_API_KEY",
-        timeout=spec["timeout_s"],
     )
     output = await environment.run_rollout(dict(tasks[_number(row) % len(tasks)]), config, MODEL, {})
     if error := output.get("error"):

@@ -6,12 +6,14 @@ import dataclasses
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_run import made_run, step_rows
+from made_run import made_run, stats, step_rows
 from report_run import report_run
 
+from areal_like.verdict import COUNTED
 from controller.report import colours
 from controller.report.charts import MAX_POINTS, Chart, clock, column, curve, elapsed_s, number, running_mean
 from controller.report.data import RunData
@@ -127,6 +129,46 @@ def test_a_run_of_several_turns_alone_has_their_chart():
     for numbers, is_there in ((single, False), ({**single, "turns_max": 3.0}, True)):
         found = sections(made_run(steps=[{**row, **numbers} for row in step_rows(3)]))
         assert ("chart-turns" in {c.key for s in found for c in s.charts}) == is_there
+
+
+def charts_of(by_step: dict[str, list[tuple[int, float]]]) -> dict[str, Chart]:
+    samples = stats(np.zeros(8), components_by_step=by_step)
+    found = sections(made_run(steps=step_rows(3), samples=samples))
+    return {chart.key: chart for section in found for chart in section.charts}
+
+
+def test_counts_of_an_agent_do_not_take_the_place_of_reward_components():
+    counts = {name: [(1, 2.0)] for name in (*COUNTED, "turns", "tool_s", "agent_rendered_again")}
+    found = charts_of({**counts, "correct": [(1, 0.5), (2, 0.75)], "style": [(1, 0.25)]})
+    shown = found["chart-components"]
+    assert [(series.name, list(series.ys)) for series in shown.series] == [("correct", [0.5, 0.75]), ("style", [0.25])]
+    assert "not shown" not in shown.caption
+    assert charts_of(counts)["chart-components"].is_empty
+
+
+def test_components_that_do_not_fit_the_chart_are_counted_and_named():
+    found = charts_of({f"part_{number}": [(1, 0.5)] for number in range(10)})["chart-components"]
+    assert [series.name for series in found.series] == [f"part_{number}" for number in range(8)]
+    assert found.caption.endswith("2 more components are not shown: part_8, part_9.")
+    many = charts_of({f"part_{number}": [(1, 0.5)] for number in range(30)})["chart-components"]
+    assert "22 more components are not shown: part_8," in many.caption
+    assert many.caption.endswith("part_15 and others.")
+
+
+def test_calls_of_tools_and_their_time_have_charts_where_there_are_calls():
+    ran = {"tool_calls": [(1, 3.0), (2, 4.0)], "tool_raised": [(1, 1.0), (2, 0.0)], "tool_unknown": [(1, 0.5)],
+           "tool_truncated": [(1, 0.0)], "tool_s": [(1, 0.5), (2, 0.25)]}  # fmt: skip
+    found = charts_of(ran)
+    calls = {series.name: (list(series.xs), list(series.ys)) for series in found["chart-tools"].series}
+    assert calls == {
+        "calls": ([1.0, 2.0], [3.0, 4.0]), "failed calls": ([1.0, 2.0], [1.5, 0.0]), "truncated results": ([1.0], [0.0])
+    }  # fmt: skip
+    assert list(found["chart-tool-time"].series[0].ys) == [0.5, 0.25]
+    agent = charts_of({"agent_tool_calls": [(1, 3.0)], "agent_malformed_calls": [(1, 1.0)]})
+    assert [list(series.ys) for series in agent["chart-tools"].series] == [[4.0], [1.0], []]
+    assert "chart-tool-time" not in agent
+    for without in ({}, {"agent_tool_calls": [(1, 0.0)], "agent_malformed_calls": [(1, 0.0)]}):
+        assert "chart-tools" not in charts_of(without)
 
 
 def test_a_thinned_chart_says_so():

@@ -276,6 +276,26 @@ def test_a_program_that_fails_gives_its_sample_no_reward_and_says_why(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ending", "kind", "value", "reason"),
+    [
+        ("pass", "scored", 1.0, ""),
+        ("sys.exit(1)", "scored", 0.0, ""),
+        ("sys.exit(2)", "crashed", None, "ended with status 2"),
+        ("import signal; os.kill(os.getpid(), signal.SIGTERM)", "crashed", None, "ended with signal SIGTERM"),
+    ],
+)
+def test_the_exit_of_a_program_is_its_reward_and_another_end_none(
+    ending: str, kind: str, value: float | None, reason: str, tmp_path: Any
+) -> None:
+    policy = Policy("7<|im_end|>")
+    program = f"ask([{{'role': 'user', 'content': '?'}}]); {ending}"
+    verdict = played(policy, program, tmp_path, reward="exit").verdict
+    assert (verdict.kind, verdict.value, policy.scored) == (kind, value, [])
+    assert reason in verdict.reason
+
+
+@pytest.mark.processes
 def test_a_sample_that_is_cut_or_cancelled_leaves_no_process(tmp_path: Any) -> None:
     program = """
         import subprocess
@@ -316,7 +336,7 @@ def test_a_sample_that_is_cut_or_cancelled_leaves_no_process(tmp_path: Any) -> N
         ({"command": ["sh", "agent.sh"]}, "there is no file 'agent.sh'"),
         ({"command": ["sh"], "preload": "openai"}, "preload must be a list of module names"),
         ({"command": ["sh"], "preload": ["openai"]}, "remove `preload`"),
-        ({"command": ["sh"], "reward": "coin"}, "reward must be scorer or agent"),
+        ({"command": ["sh"], "reward": "coin"}, "reward must be scorer, agent or exit"),
         ({"command": ["sh"], "timeout_s": 0}, "timeout_s must be greater than 0"),
         ({"command": ["sh"], "format": "hermse"}, "did you mean hermes"),
         ({}, "command"),

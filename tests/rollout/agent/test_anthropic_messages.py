@@ -260,6 +260,15 @@ def test_token_ids_are_in_an_answer_that_asked_for_them() -> None:
     assert asked == {**plain, "token_ids": [7, 9], "prompt_token_ids": [1, 2]}
 
 
+def test_token_ids_are_in_the_event_that_ends_a_streamed_answer() -> None:
+    for wants in (False, True):
+        request, reply = read(stream=True, return_token_ids=wants), reply_of({"content": "7"})
+        *_, ended, _ = [json.loads(one.split("data: ")[1]) for one in events(DIALECT.stream(request), reply)]
+        assert ended["type"] == "message_delta"
+        ids = {key: ended[key] for key in ("token_ids", "prompt_token_ids") if key in ended}
+        assert ids == ({"token_ids": [7, 9], "prompt_token_ids": [1, 2]} if wants else {})
+
+
 def test_thinking_that_comes_back_names_the_turn_that_signed_it() -> None:
     content = DIALECT.answer(read(), reply_of({"content": "7", "reasoning_content": "hm"}))["content"]
     assert messages_of({"role": "assistant", "content": content}) == [

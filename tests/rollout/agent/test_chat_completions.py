@@ -88,6 +88,7 @@ def test_newer_name_of_the_limit_of_tokens_is_preferred() -> None:
         ("functions", [{}], "use tools"),
         ("function_call", "none", "use tools"),
         ("audio", {"voice": "x"}, "answers are always text"),
+        ("top_logprobs", 3, "only the log-probs of the sampled tokens are known"),
     ],
 )
 def test_setting_that_would_change_the_answer_is_refused_with_a_remedy(name: str, value: Any, said: str) -> None:
@@ -99,7 +100,7 @@ def test_setting_that_would_change_the_answer_is_refused_with_a_remedy(name: str
 
 def test_the_same_settings_with_values_that_change_nothing_are_taken() -> None:
     harmless = {"n": 1, "best_of": 1, "logit_bias": {}, "stop": [], "functions": [], "function_call": "auto",
-                "audio": {}}  # fmt: skip
+                "audio": {}, "top_logprobs": 0}  # fmt: skip
     assert read(**harmless) == read()
     assert read(**dict.fromkeys(harmless)) == read()
     assert read(response_format={"type": "text"}) == read(response_format={}) == read()
@@ -328,6 +329,8 @@ def test_last_events_of_a_stream_carry_what_was_asked_for() -> None:
     assert last["choices"][0]["token_ids"] == [7, 9]
     assert (usage["choices"], usage["usage"]) == ([], body["usage"])
     assert all(chunk["choices"][0]["logprobs"] is None and "token_ids" not in chunk["choices"][0] for chunk in before)
+    prompts = [chunk.get("prompt_token_ids") for chunk in (*before, last, usage)]
+    assert prompts == [[1, 2, 3]] + [None] * len(prompts[1:]), "the prompt comes first, as in vLLM"
 
 
 def test_answer_without_text_is_empty_text_or_nothing_next_to_calls() -> None:

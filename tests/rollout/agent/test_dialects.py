@@ -274,3 +274,44 @@ def test_models_and_numbers_of_tokens_reach_both_sdks() -> None:
     (names, counted, used), _ = talked(Policy("7<|im_end|>"), talk)
     assert names == ["policy", "policy"]
     assert counted == used
+
+
+def test_both_sdks_show_the_ids_and_log_probs_of_streamed_answers() -> None:
+    policy = Policy(*["<think>Hm.</think>7<|im_end|>"] * 3)
+    more = {"return_token_ids": True}
+
+    async def talk(client: Client) -> Any:
+        stream = await client.openai.chat.completions.create(
+            model="m", messages=ASK["messages"], stream=True, logprobs=True, extra_body=more
+        )
+        chunks = [chunk async for chunk in stream]
+        chat = (chunks[0].prompt_token_ids, chunks[-1].choices[0].token_ids, chunks[-1].choices[0].logprobs.content)
+        stream = await client.openai.responses.create(
+            model="m", input="3 and 4?", stream=True, include=["message.output_text.logprobs"], extra_body=more
+        )
+        made = [event async for event in stream][-1].response
+        responses = (made.prompt_token_ids, made.token_ids, made.output[-1].content[0].logprobs)
+        stream = await client.anthropic.messages.create(
+            model="m", messages=ASK["messages"], max_tokens=99, stream=True, extra_body=more
+        )
+        ended = [event async for event in stream][-2]
+        return chat, responses, (ended.prompt_token_ids, ended.token_ids)
+
+    (chat, responses, messages), _ = talked(policy, talk)
+    prompt, answer = policy.prompts[0], policy.answers[0]
+    assert [one[:2] for one in (chat, responses, messages)] == [(prompt, answer)] * 3
+    for logprobs in (chat[2], responses[2]):
+        assert [one.logprob for one in logprobs] == [-0.5] * len(answer)
+        assert "".join(one.token for one in logprobs) == "<think>Hm.</think>7<|im_end|>"
+
+
+@pytest.mark.parametrize("send", [
+    lambda one: one.openai.chat.completions.create(model="m", messages=ASK["messages"], logprobs=True, top_logprobs=2),
+    lambda one: one.openai.responses.create(model="m", input="x", top_logprobs=2),
+])  # fmt: skip
+def test_log_probs_of_other_tokens_are_refused(send: Any) -> None:
+    async def talk(client: Client) -> Any:
+        with pytest.raises(openai.BadRequestError, match="top_logprobs is not supported here: only the log-probs of"):
+            await send(client)
+
+    talked(Policy(), talk)

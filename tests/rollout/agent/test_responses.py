@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,38 @@ def test_answer_without_text_has_no_item() -> None:
 def test_token_ids_are_in_an_answer_that_asked_for_them() -> None:
     plain, asked = (DIALECT.answer(read(return_token_ids=wants), reply_of({"content": "7"})) for wants in (False, True))
     assert asked == {**plain, "token_ids": [7, 9], "prompt_token_ids": [1, 2]}
+
+
+LOGPROBS = [
+    {"token": "é", "logprob": -0.5, "bytes": [0xC3, 0xA9], "top_logprobs": []},
+    {"token": "<|im_end|>", "logprob": -0.25, "bytes": list(b"<|im_end|>"), "top_logprobs": []},
+]
+INCLUDED = {"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}
+
+
+def test_log_probs_of_all_sampled_tokens_are_in_the_text_of_an_answer_that_asked_for_them() -> None:
+    assert not read(include=["reasoning.encrypted_content"]).wants_logprobs
+    request = read(stream=True, **INCLUDED)
+    assert request.wants_logprobs
+    reply = replace(reply_of({"content": "Sum.", "reasoning_content": "hm"}), token_texts=["é", "<|im_end|>"])
+    reasoning, said = DIALECT.answer(request, reply)["output"]
+    assert said["content"] == [{**TEXT_PART, "logprobs": LOGPROBS}]
+    assert "logprobs" not in reasoning["content"][0]
+    made = [json.loads(one.split("\n")[1].removeprefix("data: ")) for one in events(DIALECT.stream(request), reply)]
+    by_type = {one["type"].removeprefix("response."): one for one in made}
+    assert by_type["output_text.delta"]["logprobs"] == []
+    assert by_type["output_text.done"]["logprobs"] == LOGPROBS
+    assert by_type["content_part.done"]["part"]["logprobs"] == LOGPROBS
+    assert by_type["output_item.done"]["item"] == by_type["completed"]["response"]["output"][1] == said
+    (alone,) = DIALECT.answer(request, replace(reply, message={"content": "", "tool_calls": CALLS[:1]}))["output"]
+    assert alone["type"] == "function_call"
+
+
+@pytest.mark.parametrize("include", ["message.output_text.logprobs", {"message": True}])
+def test_include_that_is_no_list_is_refused(include: Any) -> None:
+    with pytest.raises(BadRequest, match="include must be a list") as refused:
+        read(include=include)
+    assert refused.value.param == "include"
 
 
 def test_output_that_comes_back_names_its_turn() -> None:

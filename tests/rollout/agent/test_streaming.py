@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from agent_policy import ADD, ASK, TEMPLATE
+from agent_policy import ADD, ASK, TEMPLATE, Policy, asked, until
+from agent_policy import serving as training
 from aiohttp import web
 from chat_tokenizer import byte_tokenizer
 
@@ -20,14 +21,15 @@ from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from rollout.agent import endpoint as module
+from rollout.agent import streaming
 from rollout.agent.dialect import Opening, Reply
 from rollout.agent.endpoint import Endpoint
 from rollout.agent.listener import DIALECTS, application, runner_of
-from rollout.agent.streaming import Part, StreamedResponse
+from rollout.agent.streaming import COMMENT, Part, StreamedResponse
 from rollout.agent.token_requests import TokenRequests
 from rollout.chat.formats import FORMATS
 from rollout.engine.port import GenerationOutcome, GenerationRequest
-from rollout.tokens import PromptTokens
+from rollout.tokens import PromptTokens, PromptTooLong
 
 CHAT = "/v1/chat/completions"
 PATHS = [dialect.path for dialect in DIALECTS if not isinstance(dialect, TokenRequests)]  # which refuses streams
@@ -197,6 +199,137 @@ def test_a_request_that_cannot_be_answered_is_refused_before_its_stream_begins()
                 return response.status, await response.json()
 
     status, answer = asyncio.run(talk())
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+# ---------------------------------------------------------------- before the answer
+
+
+@pytest.fixture
+def comments_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "COMMENT_S", 0.001)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_response_begins_with_comments_while_its_answer_waits(path: str, comments_often: None) -> None:
+    policy = Policy("<think>Hm.</think>7<|im_end|>")
+    policy.going.clear()
+
+    async def talk() -> tuple[str, str]:
+        async with asyncio.timeout(300), training(policy) as (_, address, client):  # noqa: SIM117
+            async with client.post(address + path, json=body_of(path)) as response:
+                assert (response.status, response.content_type) == (200, "text/event-stream")
+                before = ""
+                while before.count(COMMENT) < 3:
+                    before += (await response.content.readany()).decode()
+                assert not policy.answers
+                policy.going.set()
+                return before, (await response.content.read()).decode()
+
+    before, after = asyncio.run(talk())
+    assert before.replace(COMMENT, "") == ""
+    *events, end = after.replace(COMMENT, "").split("\n\n")
+    assert end == ""
+    assert all(one.startswith(("data: ", "event: ")) for one in events), "no event is divided by a comment"
+    assert '"Hm."' in after
+    assert '"7"' in after
+
+
+def test_comments_come_only_where_nothing_else_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "StreamResponse", Sent)
+    monkeypatch.setattr(streaming, "COMMENT_S", 3600.0)
+    asked = DIALECTS[0].read(body_of(PATHS[0]), lambda index: [])
+
+    async def send() -> tuple[str, str]:
+        response = StreamedResponse(None, DIALECTS[0].stream(asked))  # type: ignore[arg-type]
+        async with response.waiting():
+            await asyncio.sleep(0)
+            await response.part(Part(Opening(0, 1, 3), "", "7"))
+            first = response.response.written  # type: ignore[union-attr]
+            monkeypatch.setattr(streaming, "COMMENT_S", 0.0)
+            response._sent_s = 0.0
+        async with response.waiting():
+            await until(lambda: response.response.written != first)  # type: ignore[union-attr]
+        return first, response.response.written  # type: ignore[union-attr]
+
+    first, then = asyncio.run(send())
+    assert COMMENT not in first
+    assert then.removeprefix(first).replace(COMMENT, "") == ""
+
+
+def test_both_sdks_read_streams_that_begin_with_comments(comments_often: None) -> None:
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
+    anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
+    policy = Policy(*["<think>Hm.</think>7<|im_end|>"] * 3)
+
+    async def talk() -> Any:
+        async with (
+            asyncio.timeout(300),
+            training(policy) as (agent, address, _),
+            openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=agent.secret, max_retries=0) as client,
+            anthropic.AsyncAnthropic(base_url=address, api_key=agent.secret, max_retries=0) as other,
+        ):
+            seen: list[Any] = []
+            for send in (
+                lambda: client.chat.completions.create(**ASK, stream=True),
+                lambda: client.responses.create(model="policy", input="3 and 4?", stream=True),
+                lambda: other.messages.create(**ASK, max_tokens=99, stream=True),
+            ):
+                policy.going.clear()
+                stream = await send()  # returns when the response begins
+                assert len(policy.answers) == len(seen)
+                policy.going.set()
+                seen.append([event async for event in stream])
+            return seen
+
+    chat, responses, messages = asyncio.run(talk())
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chat) == "7"
+    assert (responses[0].type, responses[-1].response.output_text) == ("response.created", "7")
+    assert (messages[0].type, messages[-1].type) == ("message_start", "message_stop")
+    assert [one.delta.text for one in messages if one.type == "content_block_delta" and one.delta.type == "text_delta"]
+
+
+def test_an_error_after_comments_is_the_error_event_of_each_dialect_and_the_next_request_is_answered(
+    comments_often: None,
+) -> None:
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
+    anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
+    policy = Policy(*[PromptTooLong("the context is full") for _ in range(3)], "7<|im_end|>")
+
+    async def talk() -> Any:
+        async with (
+            asyncio.timeout(300),
+            training(policy) as (agent, address, _),
+            openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=agent.secret, max_retries=0) as client,
+            anthropic.AsyncAnthropic(base_url=address, api_key=agent.secret, max_retries=0) as other,
+        ):
+
+            async def read(sending: Any) -> list[Any]:
+                policy.going.clear()
+                stream = await sending
+                policy.going.set()
+                return [event async for event in stream]
+
+            with pytest.raises(openai.APIError, match="the context is full") as by_chat:
+                await read(client.chat.completions.create(**ASK, stream=True))
+            with pytest.raises(anthropic.APIStatusError, match="prompt is too long: the context is full"):
+                await read(other.messages.create(**ASK, max_tokens=99, stream=True))
+            (by_responses,) = await read(client.responses.create(model="policy", input="3 and 4?", stream=True))
+            after = await read(client.chat.completions.create(**ASK, stream=True))
+            return by_chat.value, by_responses, after, agent
+
+    by_chat, by_responses, after, agent = asyncio.run(talk())
+    assert by_chat.code == "context_length_exceeded"
+    assert (by_responses.type, by_responses.code) == ("error", "context_length_exceeded")
+    assert by_responses.message == "the context is full"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in after) == "7"
+    assert agent.counts["agent_refused"] == 3
+
+
+def test_a_stream_of_an_agent_that_is_refused_before_the_first_comment_has_the_status_of_its_error() -> None:
+    ((status, answer),), _ = asked(
+        Policy(), {**ASK, "stream": True, "messages": [{"role": "user", "content": "x" * 9000}]}
+    )
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 

@@ -16,6 +16,7 @@ import pytest
 from agent_policy import ADD, ASK, CALL, Policy, until
 
 from areal_like.errors import UserError
+from rollout.agent import streaming
 from rollout.agent.streaming import BEGINS_HEADER, CONVERSATION_HEADER
 from rollout.agent.traffic import TrafficWorkflow
 from rollout.workflow import Sample, ServingWorkflow, load_workflow
@@ -466,6 +467,26 @@ def test_streamed_answers_and_the_other_dialects_have_the_id_too() -> None:
     names, samples = asyncio.run(talk())
     assert len(set(names)) == 3
     assert [sample.verdict.value for sample in samples] == [1.0] * 3
+
+
+def test_a_stream_that_begins_before_its_answer_has_the_id_in_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "COMMENT_S", 0.001)
+
+    async def talk() -> Any:
+        async with site() as here:
+            policy = here.sample(SEVEN)
+            policy.going.clear()
+            async with here.client.post(here.address + CHAT, json={**ASK, "stream": True}) as response:
+                assert not policy.answers
+                policy.going.set()
+                text = await response.text()
+            name = response.headers[CONVERSATION_HEADER]
+            assert await here.reward(name, 0.5) == (200, "")
+            return text, await here.samples[0]
+
+    text, sample = asyncio.run(talk())
+    assert "[DONE]" in text
+    assert sample.verdict.value == 0.5
 
 
 def test_a_response_is_continued_by_its_id_within_its_conversation() -> None:

@@ -16,6 +16,7 @@ from agent_policy import TEMPLATE, Policy
 from areal_like.errors import UserError
 from areal_like.verdict import Verdict
 from rollout.agent import workflow as module
+from rollout.agent.program_time import ProgramTime
 from rollout.agent.programs import Started
 from rollout.agent.workflow import AgentWorkflow
 from rollout.answers import chat_of
@@ -41,15 +42,25 @@ class Program:
         return self.status
 
 
+class Silent(Program):
+    """A program that closes its output and goes on."""
+
+    async def wait(self) -> int:
+        return await asyncio.Event().wait()
+
+
 def session_of(**facts: Any) -> Any:
     store = SimpleNamespace(turns=[1, 2], num_rendered_again=0, num_without_reasoning=0)
     default = {"store": store, "counts": Counter(), "reward": None, "judged": "7", "is_over": False}
     return SimpleNamespace(**{**default, **facts})
 
 
-def ended(program: Program, *, broken: BaseException | None = None, **options: Any) -> tuple[Any, Any]:
+def ended(
+    program: Program, *, broken: BaseException | None = None, reported: Any = None, **options: Any
+) -> tuple[Any, Any]:
     async def wait() -> Any:
-        session = session_of(broken=asyncio.get_running_loop().create_future())
+        broken_at = asyncio.get_running_loop().create_future()
+        session = session_of(broken=broken_at, reward=reported, own_time=ProgramTime())
         if broken is not None:
             session.broken.set_exception(broken)
         try:
@@ -57,7 +68,8 @@ def ended(program: Program, *, broken: BaseException | None = None, **options: A
         finally:
             assert session.is_over, "nothing is answered any more"
             await asyncio.sleep(0)
-            assert not [task for task in asyncio.all_tasks() if "_last_output" in repr(task)], "nobody reads on"
+            left = [task for task in asyncio.all_tasks() if "_status_and_output" in repr(task)]
+            assert not left, "no task reads the output any more"
 
     found, session = asyncio.run(asyncio.wait_for(wait(), 300.0))
     return found, session
@@ -79,25 +91,34 @@ def test_program_that_fails_is_shown_with_its_last_line(pieces: tuple[bytes, ...
     assert ended(Program(*pieces, status=status))[0] == ("crashed", reason)
 
 
+@pytest.mark.parametrize("reported", [None, (0.25, {"tests": 2.0})])
+@pytest.mark.parametrize(("status", "value"), [(0, 1.0), (1, 0.0)])
+def test_reward_of_a_program_by_its_exit_replaces_the_one_that_it_reports(
+    status: int, value: float, reported: Any
+) -> None:
+    failure, session = ended(Program(status=status), reported=reported, reward="exit")
+    assert (failure, session.reward) == (None, (value, reported[1] if reported else {}))
+
+
 def test_what_cut_the_sample_is_raised_and_the_program_not_waited_for() -> None:
     with pytest.raises(SampleCut):
         ended(Program(status=None), broken=SampleCut("revoked"))
 
 
 @pytest.mark.parametrize(("options", "limit_s"), [({}, 600.0), ({"timeout_s": 2.5}, 2.5)])
+@pytest.mark.parametrize("program", [Program(status=None), Silent()])
 def test_program_has_ten_minutes_unless_the_option_says_otherwise(
-    options: Any, limit_s: float, monkeypatch: pytest.MonkeyPatch
+    program: Program, options: Any, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[float] = []
 
-    async def wait(futures: Any, *, timeout: float, return_when: str) -> Any:
-        assert return_when == asyncio.FIRST_COMPLETED
-        limits.append(timeout)
-        return set(), futures
+    async def taken(self: ProgramTime, limit_s: float) -> None:
+        limits.append(limit_s)
 
-    monkeypatch.setattr(module.asyncio, "wait", wait)
-    found, _ = ended(Program(status=None), **options)
-    assert (found, limits) == (("timed_out", f"the program took longer than {limit_s:g} s"), [limit_s])
+    monkeypatch.setattr(ProgramTime, "taken", taken)
+    found, _ = ended(program, **options)
+    assert found == ("timed_out", f"the program took longer than {limit_s:g} s, without its requests")
+    assert limits == [limit_s]
 
 
 def test_only_the_end_of_what_a_program_prints_is_kept() -> None:
@@ -176,14 +197,15 @@ def test_scorers_judge_the_last_answer_and_their_numbers_stand_before_the_counts
     assert verdict.components == {**COUNTS, "agent_requests": 3.0, "correct": 1.0}
 
 
-def test_reward_of_the_agent_is_the_verdict_and_nothing_is_scored() -> None:
+@pytest.mark.parametrize("reward", ["agent", "exit"])
+def test_reward_of_the_agent_is_the_verdict_and_nothing_is_scored(reward: str) -> None:
     session = session_of(counts=Counter(agent_requests=3), reward=(0.25, {"tests": 2.0}))
-    verdict, policy = verdict_of(session, reward="agent")
+    verdict, policy = verdict_of(session, reward=reward)
     assert (policy.scored, verdict.kind, verdict.value, verdict.scorer) == ([], "scored", 0.25, "agent")
     assert verdict.components == {**COUNTS, "agent_requests": 3.0, "tests": 2.0}
 
 
-@pytest.mark.parametrize("reward", ["scorer", "agent"])
+@pytest.mark.parametrize("reward", ["scorer", "agent", "exit"])
 @pytest.mark.parametrize(
     ("facts", "failure", "kind", "reason"),
     [
