@@ -27,7 +27,7 @@ from services.environment.host_process import HostProcess
 from services.environment.job import Answered, Failed, HostSetup
 from services.environment.marker import NOBODY
 from services.processes import process_tree
-from services.processes.child_process import Died, OutputLog
+from services.processes.child_process import Died, OutputLog, start_first
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class HostPool:
             SLOW_START_S, print_slow, f"loading environment {kind}", SLOW_START_S, START_TIMEOUT_S
         )
         try:
-            self._unserved.append(await self._start_one())
+            self._unserved.append(await start_first(self._start_one))
         except Died as error:
             where = "reward.environment.kind"
             raise UserError(f"{kind} cannot be loaded: {error.reason}", where=where) from error

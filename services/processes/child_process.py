@@ -17,8 +17,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, Self, TypeVar
 
 from areal_like.errors import OperationError
 from services.processes import process_tree
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 LOGGED_BYTES_PER_MINUTE = 256_000
 """Bytes of output of all such processes that are logged per minute; the rest is dropped."""
 LAST_WORDS_S = 0.2
+KILLED = "was killed by signal SIGKILL"
+Started = TypeVar("Started")
 
 
 class Died(OperationError):
@@ -40,6 +42,22 @@ class Died(OperationError):
     def __init__(self, reason: str, scorer: str = "") -> None:
         self.reason, self.scorer = reason, scorer
         super().__init__(reason)
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether it got SIGKILL from somebody else, such as the kernel when memory ran out."""
+        return self.reason.endswith(KILLED)
+
+
+async def start_first(start: Callable[[], Awaitable[Started]]) -> Started:
+    """Start the process that shows the mistakes of the user's code: once more if it was killed. Raises Died."""
+    try:
+        return await start()
+    except Died as error:
+        if not error.is_killed:
+            raise
+        log.warning("%s while it was loading; starting another one", error.reason)
+        return await start()
 
 
 class OutputLog:

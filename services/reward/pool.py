@@ -27,7 +27,7 @@ from areal_like.descendants import children_of
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from areal_like.slow import print_slow
 from services.processes import process_tree
-from services.processes.child_process import Died, OutputLog
+from services.processes.child_process import Died, OutputLog, start_first
 from services.reward.config import RewardSettings
 from services.reward.job import Outcome, Ready, make_setup
 from services.reward.model_hosts import ModelHosts
@@ -106,7 +106,7 @@ class Pool:
             SLOW_START_S, print_slow, f"loading reward scorer {kinds}", SLOW_START_S, START_TIMEOUT_S
         )
         try:
-            ready = await self._start_one()
+            ready = await start_first(self._start_one)
         except Died as error:
             raise UserError(
                 f"the scorer cannot be loaded: {error.reason}",

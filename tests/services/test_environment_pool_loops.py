@@ -127,6 +127,23 @@ def test_one_process_loads_first_and_then_as_many_run_as_are_wanted(monkeypatch:
     perform(monkeypatch, scene, num_processes=3)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_first_process_that_is_killed_is_started_once_more(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel, or by whoever kills processes of the run: it says nothing about the environment."""
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch)
+        stage.failures = [Died("the environment process was killed by signal SIGKILL")] * times
+        if times == 1:
+            await stage.pool.start()
+            assert stage.pool.num_ready == 1
+        else:
+            with pytest.raises(UserError, match="was killed by signal SIGKILL"):
+                await stage.pool.start()
+
+    asyncio.run(scene())
+
+
 def test_environment_that_cannot_be_loaded_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         stage = Stage(monkeypatch)
