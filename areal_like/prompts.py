@@ -17,6 +17,7 @@ from typing import Any
 
 from areal_like.config import AddBos
 from areal_like.errors import UserError, first_line
+from areal_like.tool_turns import WrittenTurns
 
 CHAT_COLUMN = "_chat"
 """Column of a row with what its data source says of the chat template: {system_prompt, kwargs}, both optional."""
@@ -111,25 +112,37 @@ class PromptEncoder:
         messages = row["messages"] if row.get("messages") is not None else [_as_message(row)]
         return {**row, "messages": [{"role": "system", "content": text}, *messages]}
 
-    def encode_turns(self, messages: Sequence[Mapping[str, Any]], stop: str) -> list[tuple[list[int], bool]]:
+    def encode_turns(
+        self, messages: Sequence[Mapping[str, Any]], stop: str, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[tuple[list[int], bool]]:
         """Tokens of a conversation in parts, each with whether the assistant wrote it.
 
-        An assistant's turn is its unchanged content followed by `stop`, as a policy samples it. Between two turns is
-        the text that the template puts after the `stop` of the first. Raises UserError if the template or a message
-        does not allow that, or if the last turn is not the assistant's.
+        An assistant's turn is its unchanged content followed by `stop`, as a policy samples it; with tool calls or
+        reasoning it is what the template writes (`tool_turns`). Between two turns is the text that the template puts
+        after the `stop` of the first. `tools`: as in `encode`. Raises UserError if the template or a message does not
+        allow that, or if the last turn is not the assistant's.
         """
         places = [index for index, one in enumerate(messages) if one.get("role") == "assistant"]
         if not places or places[-1] != len(messages) - 1 or places[0] == 0:
             raise UserError("`messages` must begin with a role other than `assistant` and end with `assistant`")
+        turns = WrittenTurns(messages, tools, stop, self)
         parts: list[tuple[list[int], bool]] = []
         before = 0
         for place in places:
-            given = messages[:place]
+            given = turns.messages[:place]
             if before:
-                parts.append((self._ids(self.continuation(given, before, [stop])), False))
+                text = self.continuation(given, before, [stop], tools)
+                parts.append((self._ids(text), False))
             else:
-                parts.append((self._encode(self.chat_text(given), is_chat=True), False))
-            parts.append((self._ids(_plain_content(messages[place]) + stop), True))
+                text = self.chat_text(given, tools=tools)
+                parts.append((self._encode(text, is_chat=True), False))
+            if turns.opens_reasoning(place, text):
+                raise UserError(
+                    "the prompt opens the reasoning of an assistant message with tool calls, which does not close it",
+                    remedy="begin its `content` with the reasoning and the marker after it, such as </think>",
+                )
+            own = turns.texts.get(place) or _plain_content(turns.messages[place]) + stop
+            parts.append((self._ids(own), True))
             before = place + 1
         return parts
 
@@ -207,7 +220,7 @@ class PromptEncoder:
         whole = self.chat_text(messages[:covered], is_whole=True, tools=tools)
         full = self.chat_text(messages, tools=tools)
         content = str(messages[covered - 1].get("content") or "").strip()
-        ending = [stop for stop in stops if self._is_at_end(whole, stop, content)]
+        ending = [stop for stop in stops if self.is_ended(whole, stop, content)]
         for stop in ending:
             parts = full.split(stop, number := whole.count(stop))
             if len(parts) > number:
@@ -225,7 +238,7 @@ class PromptEncoder:
             remedy="use rows with `spans` instead of `messages`",
         )
 
-    def _is_at_end(self, text: str, stop: str, content: str) -> bool:
+    def is_ended(self, text: str, stop: str, content: str) -> bool:
         """Whether the last `stop` of a rendered conversation ends its last message, which has this content: after it
         are at most fixed text and the tokenizer's end of sequence."""
         _, found, after = text.rpartition(stop)
@@ -319,12 +332,7 @@ def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_content(message: Mapping[str, Any]) -> str:
-    if message.get("tool_calls"):
-        raise UserError(
-            "the `tool_calls` of an assistant message cannot be used for training",
-            remedy="write the tool call into the message's `content`",
-        )
-    if not isinstance(message["content"], str) or not message["content"]:
+    if not isinstance(message.get("content"), str) or not message["content"]:
         raise UserError(
             "the `content` of an assistant message must be non-empty text", remedy="remove the row or that message"
         )

@@ -19,3 +19,8 @@ class ToolCall:
     name: str
     arguments: str
     fault: str = ""
+
+
+def call_id(index: int) -> str:
+    """Id of the call with this index in its message; nine characters, as Mistral's templates require."""
+    return f"call{index:05d}"

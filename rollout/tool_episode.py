@@ -23,13 +23,13 @@ import numpy as np
 
 from areal_like.environment import MAX_TURNS, Step
 from areal_like.errors import UserError
-from areal_like.tool_call import ToolCall
+from areal_like.tool_call import ToolCall, call_id
 from areal_like.trajectory import FinishReason, Trajectory
 from areal_like.verdict import Verdict
 from areal_like.wire.messages import SampleTask
 from rollout.answers import read_answer
 from rollout.chat.calls import schemas_by_name
-from rollout.chat.formats import ChatFormat, ParsedAnswer, call_id, find_format
+from rollout.chat.formats import ChatFormat, ParsedAnswer, find_format
 from rollout.environment_client import EnvironmentEpisode
 from rollout.episode import with_observation
 from rollout.transcript import Transcript

@@ -23,6 +23,7 @@ from areal_like.config import AddBos
 from areal_like.errors import OperationError, UserError
 from areal_like.packing import pack
 from areal_like.prompts import PromptEncoder, encode_text
+from areal_like.tool_turns import checked_tools
 from trainer.config import SftSettings
 from trainer.data.rows_file import read_objects
 from trainer.model.attention import AttentionChoice, attach
@@ -110,7 +111,8 @@ class ExampleEncoder:
         """Return the tokens of a row, and which of them are trained.
 
         Args:
-            row: {prompt, response}, {prompt, spans} or {messages}.
+            row: {prompt, response}, {prompt, spans} or {messages}. With `messages` also `tools`: JSON schemas of
+                the tools that the prompt declares, as a list or its JSON text.
             where: location of the row, for messages.
             num_given: number of messages at the beginning of `messages` that are not trained, whatever their role.
 
@@ -134,16 +136,17 @@ class ExampleEncoder:
     def _parts(self, row: dict[str, Any], num_given: int) -> list[tuple[list[int], bool]]:
         """Tokens and whether they are trained: of a prompt with its response or spans, or of a list of messages."""
         prompts = self._prompts.for_row(row)
+        tools = checked_tools(row.get("tools")) if row.get("messages") is not None else []
         if row.get("spans") is not None:
             spans = _checked_spans(row["spans"])
-            parts = [(prompts.encode(row), False)]
+            parts = [(prompts.encode(row, tools), False)]
             parts += [(encode_text(self._tokenizer, text, what="a span"), is_trained) for text, is_trained in spans]
             return [*parts, ([self._eos], True)] if spans[-1][1] else parts
         if row.get("response") is not None:
             response = encode_text(self._tokenizer, row["response"], what="the response")
-            return [(prompts.encode(row), False), ([*response, self._eos], True)]
+            return [(prompts.encode(row, tools), False), ([*response, self._eos], True)]
         messages = prompts.with_system_prompt(row)["messages"]
-        turns = prompts.encode_turns(messages, str(self._tokenizer.convert_ids_to_tokens(self._eos)))
+        turns = prompts.encode_turns(messages, str(self._tokenizer.convert_ids_to_tokens(self._eos)), tools)
         num_left_out = 2 * sum(one.get("role") == "assistant" for one in row["messages"][:num_given])
         return [(ids, is_trained and place >= num_left_out) for place, (ids, is_trained) in enumerate(turns)]
 

@@ -24,6 +24,7 @@ from areal_like.errors import UserError
 from areal_like.prompts import CHAT_COLUMN
 from areal_like.tasks.boxed import last_boxed
 from areal_like.templates import compiled
+from areal_like.tool_turns import REASONING, has_calls
 from controller.config.problems import nearest
 from controller.config.run_config import DataSource, RunConfig
 from controller.data.row_templates import fill
@@ -33,6 +34,8 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "final_answer", "solution", "ground_truth")
 RESPONSE_COLUMNS = ("spans", "response", "completion", "solution", "answer", "output")
 """Column names that need no mapping, in order of preference."""
+TOOLS_COLUMN = "tools"
+"""Column of demonstrations with the tools that the prompt declares."""
 _MAX_INTEGER = 2**63
 
 
@@ -142,7 +145,8 @@ def load_demonstrations(config: RunConfig) -> Table | None:
 def _load(source: DataSource, key: str, split: str, seed: int) -> Table:
     raw = read_source(source, key=key, split=split, seed=seed)
     reader = RowReader.plan(raw, source.columns, key, source.template)
-    return Table(raw, replace(reader, chat=source.chat))
+    is_arrow = source.dataset is not None or str(source.path).endswith(".parquet")
+    return Table(raw, replace(reader, chat=source.chat, is_arrow=is_arrow))
 
 
 # ---------------------------------------------------------------- draws
@@ -208,6 +212,8 @@ class RowReader:
     """Template that makes the prompt, instead of a column."""
     chat: Mapping[str, Any] = field(default_factory=dict)
     """From `data_settings.DataSource.chat`; empty: rows do not configure the chat template."""
+    is_arrow: bool = False
+    """The source is typed: a field that only some messages, arguments or schemas have is None in the others."""
 
     @staticmethod
     def plan(raw: RawRows, columns: Mapping[str, str | None], key: str, template: str | None = None) -> RowReader:
@@ -246,6 +252,8 @@ class RowReader:
                 raise UserError(f"`{self.prompt}` is empty", where=where, remedy="remove the row")
             row["prompt"] = prompt
         else:
+            if self.is_demonstration and self.is_arrow:
+                prompt = _without_nulls(prompt)
             messages = _messages(prompt, self.prompt, where)
             if "system_prompt" in self.chat and any(one["role"] == "system" for one in messages):
                 raise UserError(
@@ -253,10 +261,14 @@ class RowReader:
                     where=where,
                     remedy=f"remove this message, or remove {self.key}.system_prompt",
                 )
+            if self.is_demonstration and (tools := raw.get(TOOLS_COLUMN)):
+                row[TOOLS_COLUMN] = _without_nulls(tools) if self.is_arrow else tools
             if self.is_demonstration and self.target is None:
-                if sum(message["role"] == "assistant" for message in messages) > 1:
+                answers = [message for message in messages if message["role"] == "assistant"]
+                is_written = any(has_calls(one) or one.get(REASONING) for one in answers)
+                if len(answers) > 1 or is_written:
                     return _plain({**row, "messages": messages}, where)  # each of its turns is trained
-                target = messages.pop()["content"]
+                target = messages.pop().get("content")
             elif messages[-1]["role"] == "assistant":
                 raise UserError(
                     f"`{self.prompt}` ends with an assistant message",
@@ -336,9 +348,17 @@ def _messages(value: Any, column: str, where: str) -> list[dict[str, Any]]:
     if not value:
         raise UserError(f"`{column}` is empty", where=where, remedy="remove the row")
     for message in value:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+        is_message = isinstance(message, Mapping) and isinstance(message.get("role"), str)
+        if not is_message or not ("content" in message or has_calls(message)):
             raise UserError(f"each message in `{column}` must have a `role` and a `content`", where=where)
-    return [dict(message) for message in value]
+    return [{"content": "", **message} if has_calls(message) else dict(message) for message in value]
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without fields that are None, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def final_answer(value: Any) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_like.errors import UserError
-from areal_like.tool_call import ToolCall
+from areal_like.tool_call import ToolCall, call_id
 from rollout.chat.calls import (
     Reader,
     Schemas,
@@ -182,11 +182,6 @@ def _last_outside(text: str, mark: str, spans: Sequence[tuple[int, int]]) -> int
             break
         at = at if at < begin else text.rfind(mark, 0, begin)
     return at
-
-
-def call_id(index: int) -> str:
-    """Id of the call with this index in its message; nine characters, as Mistral's templates require."""
-    return f"call{index:05d}"
 
 
 _CHATML_STOPS = ("<|im_end|>", "<|endoftext|>")

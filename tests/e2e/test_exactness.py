@@ -4,11 +4,15 @@ The oracle is transformers' plain forward pass over the whole sample, with the w
 were published. A token lost or repeated at a seam, a stale key-value cache or a wrong stamp changes the context or the
 weights, which is visible with versions that differ as much as here. Long answers are rewarded, with a random part, so
 that a high learning rate keeps changing the policy during the whole run.
+
+The same holds for episodes of several turns, in which versions change between turns: what an environment wrote is
+context, and is not trained on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -24,7 +28,7 @@ import pytest
 import torch
 from conftest import START
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from areal_like.process import command_words
 from areal_like.trajectory import Trajectory
@@ -48,6 +52,45 @@ MOVING = [
     "reward.scorers=[{kind: 'coin:toss'}]", *START,
 ]  # fmt: skip
 """Long answers, small batches, and an update that moves the policy far: a new version several times an answer."""
+TURNS, TURN_TOKENS, TURN_STEPS, TURN_GROUPS = 4, 24, 6, 4
+IN_TURNS = [
+    "warm_start=null", f"num_steps={TURN_STEPS}", f"groups_per_step={TURN_GROUPS}",
+    "data.train.options={pgeo: 0.3, max_terms: 6}", "data.train.limit=200",
+    f"sampling.max_new_tokens={TURN_TOKENS}", "rollout.workflow=environment",
+    f"rollout.workflow_options={{max_turns: {TURNS}, stop: ';'}}", "reward.scorers=[]",
+    "reward.environment={kind: 'more:More', num_processes: 1, step_timeout_s: 300}", "rollout.score_timeout_s=800",
+    "trainer.optimizer.lr=3e-3", "rollout.threads=1", "trainer.threads=1",
+]  # fmt: skip
+"""Episodes of up to TURNS turns, each of which `;` or the end of a sequence ends: two of the seventeen characters of a
+model with random weights."""
+MORE = """
+import asyncio
+import random
+from pathlib import Path
+
+RANKS = {{}}
+
+
+def loaded():
+    try:
+        return int(Path({gate!r}).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+class More:
+    def reset(self, row, seed):
+        self.num_turns, self.version = 0, RANKS.setdefault(seed, len(RANKS)) // {groups}
+
+    async def step(self, action):
+        self.num_turns += 1
+        while loaded() < self.version:
+            await asyncio.sleep(0.02)
+        reward = len(action) / 10 + random.Random(action).random()
+        return f"{{self.num_turns}}+1=", reward, False
+"""
+"""An environment that holds the episodes of later groups after their first turn until the engine has loaded a later
+version: those of the groups of step k until version k."""
 COIN = """
 import random
 
@@ -88,12 +131,13 @@ def count_batches(folder: Path) -> int:
         return ledger.execute("SELECT count(*) FROM batches").fetchone()[0]
 
 
-def follow(run, keep: Path) -> dict[int, Path]:
+def follow(run, keep: Path, gate: Path | None = None) -> dict[int, Path]:
     """Follow the run to its end; returns the payload of every version, linked as it appears (the store goes then).
 
     Rollout workers are suspended while the trainer has a batch, and resumed when its version is published: the answers
     that are in flight then, most of them, continue under the new version. So an answer outlasts steps of the
-    trainer on any machine, however it shares out its time.
+    trainer on any machine, however it shares out its time. With `gate` they are not suspended: the file gets the newest
+    version in an engine.
     """
     keep.mkdir()
     run.wait_until(lambda: bool(run.metrics("swap")), "the first version in an engine")
@@ -105,6 +149,10 @@ def follow(run, keep: Path) -> dict[int, Path]:
                 payload = json.loads(manifest.read_text())["payload"]
                 if not (keep / payload).exists():
                     os.link(store / payload, keep / payload)
+        if gate is not None:
+            gate.write_text(str(max(row["version"] for row in run.metrics("swap"))))
+            time.sleep(POLL_S)
+            continue
         num_published = len(list(keep.iterdir())) - 1  # the first version is the starting model's
         num_batches = count_batches(run.folder)
         is_training = num_published < num_batches < NUM_STEPS
@@ -126,12 +174,12 @@ def consumed_samples(folder: Path) -> list[Sample]:
         ]
 
 
-def drawn(samples: list[Sample]) -> list[Sample]:
+def drawn(samples: list[Sample], number: int = NUM_CHECKED) -> list[Sample]:
     """Those to check: three quarters out of the interrupted ones."""
     samples = random.Random(0).sample(samples, len(samples))
-    interrupted = [sample for sample in samples if len(sample.versions) > 1][: NUM_CHECKED * 3 // 4]
+    interrupted = [sample for sample in samples if len(sample.versions) > 1][: number * 3 // 4]
     others = [sample for sample in samples if len(sample.versions) == 1]
-    return interrupted + others[: NUM_CHECKED - len(interrupted)]
+    return interrupted + others[: number - len(interrupted)]
 
 
 @torch.inference_mode()
@@ -176,22 +224,55 @@ def assert_nothing_lost_or_repeated(run, samples: list[Sample], tokenizer) -> No
             assert not len(ends)
 
 
-def check(run, tmp_path: Path) -> None:
-    """Run to the end, then compare with the oracle."""
-    weights = follow(run, tmp_path / "versions")
-    assert run.wait() == 0, run.output
+def compare(run, checked: list[Sample], weights: dict[int, Path]) -> None:
+    """Compare with the oracle."""
     model_dir = json.loads((run.folder / "processes" / "rollout-0.json").read_text())["model"]["path"]
-    samples = consumed_samples(run.folder)
-    assert_nothing_lost_or_repeated(run, samples, AutoTokenizer.from_pretrained(model_dir))
-    checked = drawn(samples)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    recompute(model, weights, checked)
+    recompute(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval(), weights, checked)
     worst = max(checked, key=Sample.error_nats)
     worst_nats, where = worst.error_nats(), (worst.group_id, worst.index, worst.versions)
     assert worst_nats <= TOLERANCE_NATS, where
     num_far = sum(len(sample.versions) > 1 and sample.spread_nats() > APART_NATS for sample in checked)
-    assert num_far >= NUM_CHECKED / 2, "too few answers were interrupted for the check to mean anything"
+    assert num_far >= len(checked) / 2, "too few answers were interrupted for the check to mean anything"
+
+
+def tokenizer_of(run) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(
+        json.loads((run.folder / "processes" / "rollout-0.json").read_text())["model"]["path"]
+    )
+
+
+def check(run, tmp_path: Path) -> None:
+    """Run to the end, then compare with the oracle."""
+    weights = follow(run, tmp_path / "versions")
+    assert run.wait() == 0, run.output
+    samples = consumed_samples(run.folder)
+    assert_nothing_lost_or_repeated(run, samples, tokenizer_of(run))
+    compare(run, drawn(samples), weights)
     assert len({sample.trajectory.finish_reason for sample in samples}) == 2, "one kind of end was never seen"
+
+
+def turns_of(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """[begin, end) of each run of sampled tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], trajectory.loss_mask_T.astype(np.int8), [0]])))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def assert_turns_are_whole(samples: list[Sample], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Every token of a turn is trained on and none of the environment's: a turn ends with a mark or at its limit, and
+    between two turns is the environment's text."""
+    marks = (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(";"))
+    for sample in samples:
+        trajectory = sample.trajectory
+        turns = turns_of(trajectory)
+        assert turns[-1][1] == len(trajectory)
+        for number, (begin, end) in enumerate(turns):
+            before = trajectory.tokens_T[turns[number - 1][1] if number else 0 : begin]
+            words = tokenizer.decode(before, skip_special_tokens=True).replace(" ", "")
+            assert words == f"{number}+1=" if number else words.endswith("=")
+            own = trajectory.tokens_T[begin:end]
+            is_last = number == len(turns) - 1
+            ends = np.flatnonzero(np.isin(own, marks)).tolist()
+            assert ends == [len(own) - 1] or (is_last and not ends and len(own) == TURN_TOKENS)
 
 
 def test_logprobs_are_those_of_the_version_stamped_on_each_token(areal, quickstart, tmp_path):
@@ -210,3 +291,22 @@ def test_answers_handed_from_worker_to_worker_are_as_exact(areal, quickstart, tm
             workers.setdefault((event["args"]["group"], event["args"]["sample"]), set()).add(event["pid"])
     num_moved = sum(len(pids) > 1 for pids in workers.values())
     assert num_moved > len(workers) / 10, "answers did not change workers"
+
+
+def test_turns_are_exact_over_versions_that_change_between_them(areal, quickstart, tmp_path):
+    gate = tmp_path / "gate"
+    (tmp_path / "more.py").write_text(MORE.format(gate=str(gate), groups=TURN_GROUPS))
+    run = areal("train", quickstart, *(one for one in MOVING if one not in START), *IN_TURNS)
+    weights = follow(run, tmp_path / "versions", gate)
+    assert run.wait() == 0, run.output
+    assert run.summary["audit"] == "clean"
+    samples = consumed_samples(run.folder)
+    names = {(sample.group_id, sample.index) for sample in samples}
+    assert len(names) == len(samples) == TURN_STEPS * TURN_GROUPS * GROUP_SIZE
+    assert_turns_are_whole(samples, tokenizer_of(run))
+    compare(run, drawn(samples, len(samples) // 2), weights)
+    stamps = [
+        [sample.trajectory.versions_T[begin:end] for begin, end in turns_of(sample.trajectory)] for sample in samples
+    ]
+    pairs = [(one[-1], other[0]) for turns in stamps for one, other in itertools.pairwise(turns)]
+    assert sum(one != other for one, other in pairs) > len(samples) / 2, "too few versions changed between turns"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from call_templates import TEMPLATES, tokenizer_of
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from areal_like.errors import UserError
@@ -176,7 +177,8 @@ def test_a_conversation_of_one_turn_is_learnt_like_prompt_and_response() -> None
     ("changes", "template", "words"),
     [
         ({}, "{% for m in messages %}{{ m.content }};{% endfor %}", "does not end the assistant's turns"),
-        ({"tool_calls": [{"name": "f"}]}, CHATML, "cannot be used for training"),
+        ({"tool_calls": [{"name": "f"}]}, CHATML, "does not write the tool calls"),
+        ({"tool_calls": [{}]}, CHATML, "call 1 of `tool_calls` does not have the form"),
         ({"content": ""}, CHATML, "must be non-empty text"),
         ({"role": "user"}, CHATML, "end with `assistant`"),
     ],
@@ -187,6 +189,38 @@ def test_a_conversation_that_cannot_be_learnt_is_named(changes: dict[str, Any], 
     messages = [*CONVERSATION[1:5], {**CONVERSATION[5], **changes}]
     with pytest.raises(UserError, match=f"row 7.*{words}"):
         encoder(tokenizer, max_tokens=200).encode({"messages": messages}, where="row 7")
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALLS = [
+    {"role": "user", "content": "3 and 4?"},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": '{"x": 3}'}}]},
+    {"role": "tool", "content": "7"},
+    {"role": "assistant", "content": "7"},
+]
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL])])
+def test_calls_are_learnt_as_the_template_writes_them_with_the_tools_that_it_declares(tools: Any) -> None:
+    template = TEMPLATES["qwen2_5"]
+    tokenizer = tokenizer_of(template)
+    made = encoder(tokenizer, eos_token_id=tokenizer.eos_token_id, max_tokens=1000)
+    example = made.encode({"messages": CALLS, "tools": tools}, where="row")
+    declared, *rest = trained(tokenizer, example)
+    assert '"name": "add"' in declared[1].partition("</tools>")[0]
+    assert rest == [
+        (True, '<tool_call>\n{"name": "add", "arguments": {"x": 3}}\n</tool_call><|im_end|>'),
+        (False, "\n<|im_start|>user\n<tool_response>\n7\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+        (True, "7<|im_end|>"),
+    ]
+    later = made.encode({"messages": CALLS, "tools": tools}, where="row", num_given=3)
+    assert trained(tokenizer, later)[-1] == (True, "7<|im_end|>")
+    assert later.loss_mask_T.sum() == len("7") + 1
+    one = {"messages": CALLS[:1], "response": "7", "tools": tools}
+    assert trained(tokenizer, made.encode(one, where="row"))[0] == declared
+    with pytest.raises(UserError, match=r"row 7.*`tools` must be a list"):
+        made.encode({"messages": CALLS, "tools": "add"}, where="row 7")
+    assert len(made.encode({"prompt": "3", "response": "7", "tools": "add"}, where="row").tokens_T) > 2
 
 
 def test_row_that_is_too_long_is_named(tokenizer: PreTrainedTokenizerBase) -> None:

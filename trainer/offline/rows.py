@@ -3,7 +3,8 @@
 It defines the formats, the required fields, and the error messages. Tokens are computed in encoding.py, JSON is read in
 trainer/data/rows_file.py.
 
-A text is either plain, or conversational: a list of {role, content}.
+A text is either plain, or conversational: a list of {role, content}, in which an assistant message may have
+`tool_calls`. A conversational row may have `tools`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
+from areal_like.tool_turns import checked_messages, checked_tools, has_calls
 from trainer.data.rows_file import read_objects
 from trainer.offline.config import Objective
 
@@ -41,15 +43,15 @@ def _demonstration(where: str, row: Mapping[str, Any]) -> Demonstration:
         messages = _checked_messages(row["messages"], "messages", where)
         if messages[-1]["role"] != "assistant":
             raise UserError("`messages` does not end with an assistant message", where=where, remedy="remove the row")
-        return Demonstration(where, {"messages": messages})
+        return Demonstration(where, {"messages": messages, **_tools(row, where)})
     for key in ("prompt", "completion"):
         if row.get(key) is None:
             raise UserError(f"the row has no `{key}`", where=where, remedy=f"use rows of the form {DEMONSTRATIONS}")
-    return _continued(where, row["prompt"], row["completion"], "completion")
+    return _continued(where, row, row["prompt"], row["completion"], "completion")
 
 
-def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
-    """Combine a prompt and its continuation, which alone is trained on. Raises UserError."""
+def _continued(where: str, row: Mapping[str, Any], prompt: Any, answer: Any, key: str) -> Demonstration:
+    """Combine a row's prompt and its continuation, which alone is trained on. Raises UserError."""
     if isinstance(prompt, str) and isinstance(answer, str):
         if not answer:
             raise UserError(f"`{key}` is empty", where=where, remedy="remove the row")
@@ -61,19 +63,35 @@ def _continued(where: str, prompt: Any, answer: Any, key: str) -> Demonstration:
     messages = _checked_messages(answer, key, where)
     if messages[-1]["role"] != "assistant":
         raise UserError(f"`{key}` does not end with an assistant message", where=where, remedy="remove the row")
-    return Demonstration(where, {"messages": [*given, *messages]}, len(given))
+    return Demonstration(where, {"messages": [*given, *messages], **_tools(row, where)}, len(given))
 
 
 def _checked_messages(value: Any, key: str, where: str) -> list[dict[str, Any]]:
-    """Check for a list of {role, content} with at least one entry. Raises UserError."""
+    """Check for a list of {role, content} with at least one entry, in which an assistant message with `tool_calls` may
+    have no content. Raises UserError."""
     is_list = isinstance(value, list) and bool(value)
-    if not is_list or not all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
-        for one in value
-    ):
+    if not is_list or not all(isinstance(one, dict) and _is_message(one) for one in value):
         what = f"`{key}` is not a list of {{role, content}}"
         raise UserError(what, where=where, remedy="use text, or a list of messages")
-    return [dict(one) for one in value]
+    try:
+        checked_messages(value)
+    except UserError as error:
+        raise UserError(error.what, where=where, remedy=error.remedy or "correct the row") from error
+    return [{**one, "content": one.get("content") or ""} for one in value]
+
+
+def _is_message(one: Mapping[str, Any]) -> bool:
+    is_text = isinstance(one.get("content"), str) or (has_calls(one) and one.get("content") is None)
+    return is_text and isinstance(one.get("role"), str)
+
+
+def _tools(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The row's `tools`, if it has any. Raises UserError."""
+    try:
+        tools = checked_tools(row.get("tools"))
+    except UserError as error:
+        raise UserError(error.what, where=where, remedy=error.remedy) from error
+    return {"tools": tools} if tools else {}
 
 
 @dataclass(frozen=True)
@@ -100,7 +118,9 @@ def _pair(where: str, row: Mapping[str, Any]) -> Pair:
     prompt = row.get("prompt")
     if prompt is None:
         prompt, chosen, rejected = _common_prompt(chosen, rejected, where)
-    return Pair(where, _continued(where, prompt, chosen, "chosen"), _continued(where, prompt, rejected, "rejected"))
+    return Pair(
+        where, _continued(where, row, prompt, chosen, "chosen"), _continued(where, row, prompt, rejected, "rejected")
+    )
 
 
 def _common_prompt(chosen: Any, rejected: Any, where: str) -> tuple[Any, Any, Any]:

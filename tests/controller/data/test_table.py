@@ -288,12 +288,25 @@ class TestGenerators:
 
     def test_demonstrations_come_from_files_too(self, tmp_path: Path) -> None:
         chat = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+        called = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": None}}}]}
         cases = [
             (GSM8K, {"prompt": "How many?", "response": GSM8K["answer"]}),
             (MATH, {"prompt": "Find x.", "response": MATH["solution"]}),
             ({"prompt": "p", "completion": "c"}, {"prompt": "p", "response": "c"}),
             ({"messages": chat}, {"messages": chat[:1], "response": "a"}),
             ({"messages": [*chat, *chat], "x": 1}, {"messages": [*chat, *chat]}),
+            (
+                {"messages": chat, "tools": [{"name": "f"}]},
+                {"messages": chat[:1], "response": "a", "tools": [{"name": "f"}]},
+            ),
+            (
+                {"messages": [chat[0], called], "tools": "[]"},
+                {"messages": [chat[0], {**called, "content": ""}], "tools": "[]"},
+            ),
+            (
+                {"messages": [chat[0], {**chat[1], "reasoning_content": "r"}]},
+                {"messages": [chat[0], {**chat[1], "reasoning_content": "r"}]},
+            ),
             (
                 {"prompt": "p", "spans": [["a", True], ["b", False]]},
                 {"prompt": "p", "spans": [["a", True], ["b", False]]},
@@ -304,6 +317,22 @@ class TestGenerators:
             table = load_demonstrations(config_of(warm_start={"data": {"path": str(file)}}))
             assert table is not None
             assert list(table) == [expected]
+
+    def test_fields_that_a_typed_source_adds_to_calls_are_left_out(self, tmp_path: Path) -> None:
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+        user, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+        calls = [
+            {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+            for name, arguments in (("f", {"x": 1}), ("g", {"y": 2}))
+        ]
+        row = {"messages": [user, calls[0], calls[1], answer], "tools": [{"name": "f", "strict": True}, {"name": "g"}]}
+        file = tmp_path / "d.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+        table = load_demonstrations(config_of(warm_start={"data": {"path": str(file)}}))
+        assert table is not None
+        expected = [user, *({**one, "content": ""} for one in calls), answer]
+        assert list(table) == [{"messages": expected, "tools": row["tools"]}]
 
     def test_a_users_function_is_called(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "own_rows.py").write_text(

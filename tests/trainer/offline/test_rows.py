@@ -29,10 +29,34 @@ def test_the_three_formats_of_demonstrations_are_read(tmp_path: Path) -> None:
     assert continued.num_given == 3
 
 
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+RESULT = {"role": "tool", "content": "2"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def test_calls_and_tools_are_read(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [USER, CALL, RESULT, ANSWER], "tools": [TOOL]},
+        {"prompt": [USER], "completion": [CALL], "tools": '[{"name": "f"}]'},
+        {"prompt": "1", "completion": "2", "tools": "any"},
+    ]
+    whole, continued, plain = read_demonstrations(Path(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert whole.fields == {"messages": [USER, {**CALL, "content": ""}, RESULT, ANSWER], "tools": [TOOL]}
+    assert continued.fields == {"messages": [USER, {**CALL, "content": ""}], "tools": [{"name": "f"}]}
+    assert plain.fields == {"prompt": "1", "response": "2"}
+    pairs = [{"prompt": [USER], "chosen": [CALL], "rejected": [ANSWER], "tools": [TOOL]}]
+    (pair,) = read_pairs(Path(write_rows(tmp_path / "pairs.jsonl", pairs)))
+    assert [one.fields["tools"] for one in (pair.chosen, pair.rejected)] == [[TOOL], [TOOL]]
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"prompt": "1"}, "has no `completion`"),
+        ({"messages": [USER, {**CALL, "tool_calls": [3]}]}, "`tool_calls` must be a list"),
+        ({"messages": [USER, {**CALL, "tool_calls": [{}]}]}, "call 1 of `tool_calls`"),
+        ({"messages": [USER, {**CALL, "tool_calls": []}]}, "`messages` is not a list"),
+        ({"messages": [USER, CALL], "tools": "f"}, "`tools` must be a list"),
         ({"completion": "1"}, "has no `prompt`"),
         ({"prompt": "1", "completion": None}, "has no `completion`"),
         ({"prompt": "1", "completion": ""}, "`completion` is empty"),
