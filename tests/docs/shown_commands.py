@@ -27,7 +27,8 @@ class Block:
 
 def blocks(page: Path) -> Iterator[Block]:
     """All fenced blocks of a page, in order."""
-    language, indent, lines = None, "", []
+    language: str | None = None
+    indent, lines = "", list[str]()
     for line in page.read_text().splitlines():
         fence = re.match(r"( *)```(.*)$", line)
         if language is None and fence:
