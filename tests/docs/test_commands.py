@@ -139,6 +139,7 @@ def params(choose: Callable[[Command], bool]) -> list[Any]:
     for text, command in sorted(shown().items()):
         if choose(command) and not kept_out(text):
             marks = [pytest.mark.processes] if text.startswith(STARTS_PROCESSES) else []
+            marks += [pytest.mark.thorough] if text.startswith("areal-like simulate ") else []  # seconds each
             found.append(pytest.param(command, id=text[:100], marks=marks))
     return found
 
