@@ -81,7 +81,7 @@ def refusals(where: Whereabouts | None) -> dict[str, str]:
     """The reason for each action that its command would refuse, by action. None: the state of the run is not known."""
     if where is None or not goes_on(where):
         return dict.fromkeys(ACTIONS, "the run is not in progress")
-    found = {}
+    found: dict[str, str] = {}
     if is_from_files(where.state):
         found |= dict.fromkeys(("checkpoint", "drain", "add"), "the run trains from files and accepts no requests")
     if not where.is_running:  # the other commands reach its controller through the run's folder
