@@ -25,7 +25,7 @@ from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
     "status", "logs", "stop", "drain", "add", "checkpoint", "export", "import", "ps", "samples", "report", "compare",
-    "verify", "blame", "lineage", "doctor", "simulate",
+    "verify", "blame", "lineage", "note", "doctor", "simulate",
 )  # fmt: skip
 """Commands that look at runs or at the machine; the others run something."""
 

@@ -21,9 +21,11 @@ ANSWER_KINDS: Mapping[str, str] = {
 }
 HARDWARE: Mapping[str, str] = {
     "cpu": "two cores, no GPU", "1gpu": "one GPU, shared by engine and trainer", "8gpu": "one node of 8 GPUs",
+    "64gpu": "a Ray cluster of eight nodes of 8 GPUs",
 }  # fmt: skip
 TRACKERS: Mapping[str, dict[str, Any]] = {
-    "none": {}, "tensorboard": {"tensorboard": True}, "wandb": {"wandb": {}}, "prometheus": {"prometheus": {}},
+    "none": {}, "tensorboard": {"tensorboard": True}, "wandb": {"wandb": {}}, "mlflow": {"mlflow": {}},
+    "trackio": {"trackio": {}}, "prometheus": {"prometheus": {}},
 }  # fmt: skip
 TINY = "tiny"
 """Answer to the question about the model: a small, randomly initialized one, to try data and reward on a CPU."""
@@ -77,17 +79,22 @@ class NewJob:
     @property
     def notes(self) -> list[str]:
         """Sentences about choices that the user did not make."""
-        wanted = f"{self.target.stem}_reward"
-        if self.answer != "text" or self.module == wanted:
-            return []
-        return [f"the scorer is named {self.module}, because `{wanted}` cannot be the name of a Python module"]
+        found, wanted = [], f"{self.target.stem}_reward"
+        if self.answer == "text" and self.module != wanted:
+            found.append(f"the scorer is named {self.module}, because `{wanted}` cannot be the name of a Python module")
+        if self.hardware == "64gpu":
+            found.append(
+                "on the cluster, runs_dir must be a folder that all nodes share, and rollout.engine.python the "
+                "interpreter of SGLang's environment on each node"
+            )
+        return found
 
     @property
     def recipe(self) -> str:
         """Name of the shipped config that the new one is made from."""
         if self.hardware == "8gpu":
             return "code_8b_8gpu" if self.answer == "code" else "gsm8k_8b_8gpu"
-        return {"cpu": "own_data", "1gpu": "gsm8k_1.7b_1gpu"}[self.hardware]
+        return {"cpu": "own_data", "1gpu": "gsm8k_1.7b_1gpu", "64gpu": "math_8b_64gpu"}[self.hardware]
 
     def _config_text(self) -> str:
         import yaml

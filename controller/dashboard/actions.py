@@ -19,7 +19,9 @@ from typing import Any
 
 from areal_like.errors import UserError
 from controller.report.overview import text
-from controller.run_folder.run_folder import RunFolder
+from controller.run_folder.owner_host import Whereabouts
+from controller.run_folder.run_folder import RunFolder, is_from_files
+from controller.runs.crew import goes_on
 
 ACTIONS = ("checkpoint", "stop", "drain", "add")
 COMMAND = (sys.executable, "-P", "-m", "controller")
@@ -73,6 +75,19 @@ class Actions:
             raise
         lines = output[-MAX_OUTPUT_BYTES:].decode(errors="replace").splitlines()
         return {"is_done": process.returncode == 0, "lines": [text(line) for line in lines if line.strip()]}
+
+
+def refusals(where: Whereabouts | None) -> dict[str, str]:
+    """The reason for each action that its command would refuse, by action. None: the state of the run is not known."""
+    if where is None or not goes_on(where):
+        return dict.fromkeys(ACTIONS, "the run is not in progress")
+    found: dict[str, str] = {}
+    if is_from_files(where.state):
+        found |= dict.fromkeys(("checkpoint", "drain", "add"), "the run trains from files and accepts no requests")
+    if not where.is_running:  # the other commands reach its controller through the run's folder
+        host = text(where.state.get("host") or "the other machine", 120)
+        found["stop"] = f"the run can only be stopped on {host}; log in there and use areal-like stop"
+    return found
 
 
 def words_of(folder: RunFolder, action: str, worker: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from controller.dashboard.actions import refusals
 from controller.dashboard.live_charts import last
 from controller.dashboard.run_list import state_words
 from controller.report.charts import Number, number
@@ -23,10 +24,13 @@ Card = dict[str, str]
 
 
 def header(folder: RunFolder, facts: Facts | None) -> dict[str, Any]:
-    """State and progress."""
+    """State and progress, and the actions that are refused, with the reasons."""
     note = text(read_notes(folder.root).line)
     if facts is None:
-        return {"label": text(folder.name, 120), "kind": "damaged", "reason": "", "note": note, "updated_s": None}
+        return {
+            "label": text(folder.name, 120), "kind": "damaged", "reason": "", "note": note, "updated_s": None,
+            "refused": refusals(None),
+        }  # fmt: skip
     status = facts.status
     preparing = text(status.get("preparing") or "") if facts.where.is_running else ""
     return {
@@ -35,6 +39,7 @@ def header(folder: RunFolder, facts: Facts | None) -> dict[str, Any]:
         "reason": preparing or state_words(facts.where.kind, facts.where.state),
         "note": note,
         "updated_s": number(status.get("time_s")) or number(facts.where.state.get("updated_s")),
+        "refused": refusals(facts.where),
     }
 
 

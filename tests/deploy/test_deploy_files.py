@@ -4,6 +4,7 @@ page says of each what was checked.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -142,6 +143,42 @@ def _refuse_unknown_fields(schema: Any) -> None:
             schema.pop("type", None)
         for part in schema.values():
             _refuse_unknown_fields(part)
+
+
+SKYPILOT = DEPLOY / "skypilot/train.yaml"
+SKYPILOT_CHECK = """
+import json, sys
+import jsonschema
+from sky.utils import schemas
+errors = jsonschema.Draft7Validator(schemas.get_task_schema()).iter_errors(json.load(sys.stdin))
+print(json.dumps([error.message for error in errors]))
+"""
+
+
+@pytest.mark.processes
+def test_the_task_agrees_with_the_schema_of_skypilot() -> None:
+    python = os.environ.get("AREAL_LIKE_SKYPILOT_PYTHON")
+    if not python:
+        pytest.skip("AREAL_LIKE_SKYPILOT_PYTHON names no interpreter with the package skypilot")
+    task = yaml.safe_load(SKYPILOT.read_text())
+
+    def errors(given: dict[str, Any]) -> list[str]:
+        words = [python, "-P", "-c", SKYPILOT_CHECK]
+        done = subprocess.run(words, input=json.dumps(given), capture_output=True, text=True, check=True)
+        found: list[str] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    assert errors(task) == []
+    assert "work_dir" in errors({**task, "work_dir": "."})[0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("part", ["setup", "run"])
+def test_shellcheck_has_no_remark_on_the_commands_of_the_task(part: str) -> None:
+    script = yaml.safe_load(SKYPILOT.read_text())[part]
+    words = [linter("shellcheck"), "--shell=bash", "-"]
+    done = subprocess.run(words, input=script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 UNIT = DEPLOY / "systemd/areal-like@.service"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
+from shown_commands import DOCS, PAGES, README, REPOSITORY, commands, inline_code, texts
 
 from areal_like.settings import Settings
 from benchmarks.tables import TABLES
@@ -18,9 +18,6 @@ from controller.config.offline_config import OfflineConfig
 from controller.config.run_config import RunConfig
 from controller.config.schema import field_at
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-DOCS = REPOSITORY / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.parent.name != "decisions" and path.name != "reference.md")
 SOURCES = ("areal_like", "controller", "rollout", "services", "trainer")
 FILE_SUFFIXES = (".jsonl", ".sqlite", ".log", ".py", ".json", ".md", ".yaml", ".html", ".png")
 ROOTS: tuple[type[Settings], ...] = (RunConfig, OfflineConfig)
@@ -29,25 +26,7 @@ SMALLEST_FRAGMENT = 8
 """Shorter pieces of a message say nothing."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
-
-
-def inline_code(page: Path) -> Iterator[str]:
-    """Inline code; in the tables of another system's names only our column."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    ours: int | None = None
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
-        if not cells:
-            ours = None
-        elif "Here" in cells:
-            ours = cells.index("Here")
-        yield from re.findall(r"`([^`]+)`", cells[ours] if cells and ours is not None else line)
-
-
-def blocks(page: Path, kind: str) -> Iterator[str]:
-    """Fenced blocks of one language, indentation taken off."""
-    for match in re.finditer(rf"^( *)```{kind}\n(.*?)^\1```$", page.read_text(), re.DOTALL | re.MULTILINE):
-        yield re.sub(rf"^{match[1]}", "", match[2], flags=re.MULTILINE)
+with_readme = pytest.mark.parametrize("page", [README, *PAGES], ids=lambda path: str(path.relative_to(REPOSITORY)))
 
 
 def is_key(path: str, roots: tuple[type[Settings], ...] = (RunConfig,)) -> bool:
@@ -93,21 +72,11 @@ def leaves(value: object, path: str = "") -> Iterator[str]:
 
 @pages
 def test_every_key_of_a_yaml_example_exists(page: Path) -> None:
-    for block in blocks(page, "yaml"):
+    for block in texts(page, "yaml"):
         assert not [path for path in leaves(yaml.safe_load(block)) if not is_key(path)], block
 
 
-def commands(page: Path) -> Iterator[list[str]]:
-    """Every shown command, as words."""
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-    lines += [code for code in inline_code(page) if code.startswith(("areal-like ", "python -m "))]
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        if words and words[0] in ("areal-like", "python") and "..." not in words:
-            yield words
-
-
-@pages
+@with_readme
 def test_every_areal_like_command_parses_and_its_overrides_name_keys(page: Path) -> None:
     from controller.cli.arguments import make_parser
 
@@ -118,21 +87,21 @@ def test_every_areal_like_command_parses_and_its_overrides_name_keys(page: Path)
         return 2
 
     parser = make_parser(complain)
-    for words in commands(page):
-        if words[0] != "areal-like" or "COMMAND" in words or "--help" in words or len(words) == 2:  # named, not shown
+    for command in commands(page):
+        if not command.is_whole or command.words[0] != "areal-like":
             continue
         try:
-            arguments = parser.parse_args(words[1:])
+            arguments = parser.parse_args(command.words[1:])
         except SystemExit:
-            pytest.fail(f"{' '.join(words)}: {complaints}")
+            pytest.fail(f"{command}: {complaints}")
         for override in getattr(arguments, "overrides", []):
-            assert is_key(override.split("=")[0]), f"{' '.join(words)}: {override}"
+            assert is_key(override.split("=")[0]), f"{command}: {override}"
 
 
-@pages
+@with_readme
 def test_every_module_that_is_run_exists(page: Path) -> None:
-    for words in commands(page):
-        if words[:2] == ["python", "-m"]:
+    for words in (command.words for command in commands(page)):
+        if words[:2] == ("python", "-m"):
             module = REPOSITORY / words[2].replace(".", "/")
             assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file(), " ".join(words)
 

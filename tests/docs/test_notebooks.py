@@ -40,10 +40,34 @@ def printed(notebook: Any) -> list[str]:
     return texts
 
 
-def begin(text: str) -> str:
-    """The first words of what a cell printed, without what differs from run to run: numbers, and answers in quotes."""
-    text = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "'...'", text)
-    return re.sub(r"[-+]?\d+(?:\.\d+)?", "N", text).strip()[:24]
+QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+DURATION = r"(?:\d+ (?:s|min|h|d) ?)+ago|just now"
+
+
+def words(text: str) -> str:
+    """What a cell printed, without what differs from run to run.
+
+    Numbers and times become letters. Lines that show an answer keep their form only: its text is sampled.
+    """
+    lines = []
+    for line in text.strip().splitlines():
+        if line.startswith("<bos>"):
+            line = "SAMPLE"
+        elif " -> '" in line or ' -> "' in line:
+            line = re.sub(QUOTED, "SAMPLE", line)
+        line = re.sub(DURATION, "T ago", line)
+        line = re.sub(r"[-+]?\d+(?:\.\d+)?", "N", line)
+        lines.append(" ".join(line.split()))
+    return "\n".join(lines)
+
+
+def test_words_differ_where_the_words_of_two_outputs_do_and_not_where_numbers_and_samples_do() -> None:
+    shown = "step 40\n  0.88  '<bos>Only \\'a\\':' -> \"o'y\"\naudit 13 s ago: clean"
+    assert words(shown) == "step N\nN SAMPLE -> SAMPLE\naudit T ago: clean"
+    assert words(shown) == words("step 3\n  -1.5  \"<bos>digits:\" -> ''\naudit 1 min 2 s ago: clean")
+    assert words(shown) != words(shown.replace("clean", "broken"))
+    assert words(shown) != words(shown.replace("step 40\n", ""))
+    assert words("<bos>Only: [(35, 'u')]") == words("<bos>All: [(1, 'a'), (2, 'b')]")
 
 
 def test_there_are_three_and_each_has_its_output() -> None:
@@ -69,4 +93,4 @@ def test_a_notebook_runs_and_prints_what_its_page_shows(
     client = Client(executed, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     for ours, theirs in zip(printed(executed), printed(stored), strict=True):
-        assert begin(ours) == begin(theirs)
+        assert words(ours) == words(theirs)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import run_zoo as zoo
 
+from areal_like.import_check import USER_PATH
 from controller.cli.arguments import make_parser
 from controller.cli.main import main
 from controller.config.loading import load_config
 from controller.preflight import preflight
+from controller.preflight.found import Preflight
+from controller.python_api import controller_process
 
 ROOT = Path(__file__).resolve().parents[2]
 README, CONFIGURING = ROOT / "README.md", ROOT / "docs" / "configuring.md"
@@ -81,3 +87,31 @@ def test_rows_for_evaluation_that_are_not_there_say_how_to_do_without(
     assert "data.eval=null" in problem.remedy
     without = load_config("gsm8k_tiny", ["data.train.path=train.jsonl", "data.eval=null"]).config
     assert preflight.look(without, "validate").problems == []
+
+
+def test_the_program_shown_starts_the_job_with_its_own_scorer_and_prints_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The child process is replaced by a finished run; the config and the overrides are checked as in any other."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(USER_PATH, raising=False)
+    monkeypatch.setattr("controller.cli.init.look", lambda config, purpose: Preflight())
+    assert main([*own_job()[0], "--data", "train.jsonl", "--no-probe"]) == 0
+    capsys.readouterr()
+    folder, started = zoo.make_run(tmp_path / "runs"), list[list[str]]()
+    folder.final.mkdir()
+    (folder.final / "config.json").write_text("{}")
+
+    def start(arguments: list[str], *, config_text: str | None = None) -> SimpleNamespace:
+        started.append(arguments)
+        return SimpleNamespace(folder=folder, is_alive=False, wait=lambda timeout_s: True)
+
+    monkeypatch.setattr(controller_process, "start", start)
+    Path("my_job.py").write_text(block(README, "The same from Python", "python"))
+    names = runpy.run_path("my_job.py", run_name="__main__")
+    assert started == [["train", "mine.yaml", "num_steps=50", 'reward={"scorers": [{"kind": "my_job:score"}]}']]
+    *steps, model = capsys.readouterr().out.splitlines()
+    rewards = [json.loads(line).get("reward_mean") for line in folder.metrics.read_text().splitlines()[:3]]
+    assert steps == [f"{step} {reward}" for step, reward in enumerate(rewards, start=1)]
+    assert model == str(folder.final)
+    assert [names["score"]({"answer": "4"}, said, finish_reason="stop") for said in ("so 4", "5")] == [1.0, 0.0]

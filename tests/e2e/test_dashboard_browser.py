@@ -33,6 +33,28 @@ CHOSEN_VERSIONS = """() => [...document.querySelectorAll('.answer pre span')]
     .map(span => [span.className, span.title, span.textContent])"""
 
 
+IN_PROGRESS = """() => {
+    state.refused = {};
+    state.processes = [{ name: 'rollout-0', role: 'rollout' }, { name: 'rollout-1', role: 'rollout' }];
+    document.dispatchEvent(new Event('run-changed'));
+}"""
+CONTROLS = """() => {
+    const found = [...document.querySelectorAll('a[href], button, input, select, textarea, [tabindex="0"]')]
+        .filter(one => !one.disabled && one.checkVisibility() && !one.closest('dialog:not([open])'));
+    found.forEach((one, place) => { one.dataset.place = place; });
+    return found.map(one => one.id || one.textContent.slice(0, 40));
+}"""
+FOCUS = """() => {
+    const style = getComputedStyle(document.activeElement);
+    return [Number(document.activeElement.dataset.place ?? -1), style.outlineStyle !== 'none'];
+}"""
+IN_DIALOG = """() => {
+    const focused = document.activeElement;
+    return focused.closest('dialog') ? focused.id || focused.textContent : '';
+}"""
+FOCUSED_ACTION = "() => document.activeElement.dataset.action || ''"
+
+
 class Served:
     """A server in a thread, with ten runs."""
 
@@ -222,7 +244,13 @@ def test_an_action_asks_for_confirmation_and_token_and_shows_its_words(read: Any
     served.asked.clear()
     reader = read("/run/sums-1", is_drawn=False)
     assert reader.page.eval_on_selector_all("#actions button:not(dialog *)", "found => found.every(b => b.disabled)")
-    reader.page.evaluate("state.kind = 'running'; document.dispatchEvent(new Event('run-changed'))")
+    assert reader.text("#actions-note") == "checkpoint, stop, drain, add: the run is not in progress"
+    reader.page.evaluate("state.refused = { stop: 'only there' }; document.dispatchEvent(new Event('run-changed'))")
+    disabled = "found => found.filter(one => one.disabled).map(one => one.dataset.action)"
+    assert reader.page.eval_on_selector_all("[data-action]", disabled) == ["stop"]
+    assert reader.text("#actions-note") == "stop: only there"
+    reader.page.evaluate(IN_PROGRESS)
+    assert not reader.page.is_visible("#actions-note")
     reader.press("[data-action=stop]")
     assert reader.page.evaluate("document.querySelector('dialog').open")
     assert "the run ends" in reader.text("dialog")
@@ -253,6 +281,65 @@ def test_everything_is_reached_by_keyboard(read: Any) -> None:
     assert outline != "none"
     reader.page.keyboard.press("Enter")
     reader.page.wait_for_url("**/run/**", wait_until="commit")
+
+
+def tab_until(reader: Reader, expression: str, wanted: str) -> None:
+    """Press Tab until the focus is there."""
+    for _ in range(200):
+        if reader.page.evaluate(expression) == wanted:
+            return
+        reader.page.keyboard.press("Tab")
+    raise AssertionError(f"{wanted} is not reached by Tab")
+
+
+def test_tab_reaches_every_control_of_a_run_and_shows_where_it_is(read: Any, served: Served) -> None:
+    reader = read(f"/run/{served.sampled}", is_drawn=False)
+    reader.page.evaluate(IN_PROGRESS)
+    reader.press("#samples button.plain")
+    reader.press(".groups .group:last-child")
+    reader.wait("document.querySelectorAll('.answer').length === 2")
+    reader.page.evaluate("document.activeElement.blur()")
+    names = reader.page.evaluate(CONTROLS)
+    assert {"theme", "sample-step", "log-process", "checkpoint", "stop", "drain", "add"} <= set(names)
+    seen, without_outline = set(), set()
+    for _ in range(2 * len(names) + 10):  # an area that scrolls has a place of its own
+        reader.page.keyboard.press("Tab")
+        place, has_outline = reader.page.evaluate(FOCUS)
+        seen.add(place)
+        if place >= 0 and not has_outline:
+            without_outline.add(names[place])
+    assert [name for place, name in enumerate(names) if place not in seen] == []
+    assert without_outline == set()
+    assert reader.faults == []
+
+
+def test_the_confirmation_is_used_by_keyboard_and_gives_the_focus_back(read: Any, served: Served) -> None:
+    served.asked.clear()
+    reader = read("/run/sums-1", is_drawn=False)
+    reader.page.evaluate(IN_PROGRESS)
+    keyboard = reader.page.keyboard
+    tab_until(reader, FOCUSED_ACTION, "stop")
+    for leave in ("Escape", "cancel"):
+        keyboard.press("Enter")
+        assert reader.page.evaluate(IN_DIALOG) == "confirm-token"
+        if leave == "cancel":
+            tab_until(reader, IN_DIALOG, "cancel")
+        keyboard.press("Escape" if leave == "Escape" else "Enter")
+        reader.wait("!document.querySelector('dialog').open")
+        assert reader.page.evaluate(FOCUSED_ACTION) == "stop"
+    assert served.asked == []
+    tab_until(reader, FOCUSED_ACTION, "drain")
+    keyboard.press("Enter")
+    tab_until(reader, IN_DIALOG, "confirm-worker")
+    keyboard.press("ArrowDown")
+    tab_until(reader, IN_DIALOG, "confirm-token")
+    keyboard.type(TOKEN)
+    tab_until(reader, IN_DIALOG, "confirm-go")
+    keyboard.press("Enter")
+    reader.wait("document.querySelector('.result').textContent.includes('is done')")
+    assert served.asked == [("sums-1", "drain", "rollout-1")]
+    assert reader.page.evaluate(FOCUSED_ACTION) == "drain"
+    assert reader.faults == []
 
 
 def test_a_tab_that_nobody_looks_at_is_no_viewer(read: Any, served: Served) -> None:

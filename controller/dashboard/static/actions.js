@@ -9,8 +9,8 @@
     add: "One more rollout worker is started.",
   };
   const state_ = { chosen: "" };
-  const note = make("p", { class: "missing" }, "Actions need a run in progress on this machine.");
-  const buttons = Object.keys(WORDS).map((name) => make("button", { type: "button", class: "plain", "data-action": name, disabled: true }, name));
+  const note = make("p", { class: "missing", id: "actions-note" });
+  const buttons = Object.keys(WORDS).map((name) => make("button", { type: "button", class: "plain", "data-action": name, disabled: true, "aria-describedby": "actions-note" }, name));
   const result = make("pre", { class: "result", role: "status", hidden: true });
 
   const title = make("h3", { id: "confirm-title" });
@@ -32,10 +32,17 @@
     return "";
   }
 
+  // The server says which actions the run refuses, and why: actions.py.
   function update() {
-    const canAct = state.kind === "running" || state.kind === "foreign";
-    for (const button of buttons) button.disabled = !canAct;
-    note.hidden = canAct;
+    if (!state.refused) return;
+    const names = new Map();
+    for (const button of buttons) {
+      const name = button.dataset.action, why = state.refused[name];
+      button.disabled = Boolean(why);
+      if (why) names.set(why, [...(names.get(why) || []), name]);
+    }
+    note.textContent = [...names].map(([why, refused]) => `${refused.join(", ")}: ${why}`).join("; ");
+    note.hidden = !names.size;
   }
 
   function confirm(name) {

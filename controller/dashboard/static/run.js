@@ -65,6 +65,7 @@ function showRun(run) {
   place("brand").setAttribute("aria-label", `${run.label}: back to all runs`);
   state.updated_s = run.updated_s;
   state.kind = run.kind;
+  state.refused = run.refused;
   document.dispatchEvent(new Event("run-changed"));
   state.reason = run.reason;
   state.note = run.note;

@@ -17,12 +17,14 @@ from controller.cli.init import MAX_SMALL_BYTES, _write, init
 from controller.cli.main import main
 from controller.cli.new_job import ANSWER_KINDS, HARDWARE, TINY, TRACKERS, NewJob
 from controller.config.loading import load_config
+from controller.config.validation.pool_sizes import gpus_of_run
 from controller.preflight.found import Preflight
 
 MODELS = (TINY, "Qwen/Qwen3-1.7B")
 COMBINATIONS = [
-    one for one in itertools.product(ANSWER_KINDS, MODELS, HARDWARE, TRACKERS) if one[1] != TINY or one[2] == "cpu"
-]
+    (*one, "none") for one in itertools.product(ANSWER_KINDS, MODELS, HARDWARE) if one[1] != TINY or one[2] == "cpu"
+] + [("math", TINY, "cpu", tracker) for tracker in TRACKERS if tracker != "none"]
+"""The tracker is independent of the other answers."""
 
 
 class Terminal(io.StringIO):
@@ -51,6 +53,18 @@ def test_every_combination_of_answers_is_a_config_without_contradiction(
     assert config.name == "mine"
     assert (config.data.eval is None) == (data == "train.jsonl")
     assert config.model.path == (None if model == TINY else model)
+    if hardware != "cpu":
+        assert gpus_of_run(config) == int(hardware.removesuffix("gpu"))
+    trackers = {name: getattr(config.metrics, name) for name in TRACKERS if name != "none"}
+    assert [name for name, settings in trackers.items() if settings] == ([] if tracker == "none" else [tracker])
+
+
+def test_a_job_for_a_cluster_says_what_its_nodes_must_have() -> None:
+    job = NewJob(Path("mine.yaml"), "train.jsonl", "math", MODELS[1], "64gpu", "none")
+    (note,) = job.notes
+    assert "runs_dir must be a folder that all nodes share" in note
+    (text,) = job.files().values()
+    assert "kind: ray" in text
 
 
 def test_flags_write_a_job_that_validate_accepts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,9 @@ import pytest
 from ecosystem import interpreter_of
 
 from controller.cli.main import main
-from controller.config.loading import SHIPPED
+from controller.config.loading import SHIPPED, load_config, shipped_configs, shipped_offline_configs
+from controller.launch.choice import Survey
+from controller.preflight import preflight
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,39 @@ def test_the_config_for_verifiers_is_valid_with_an_interpreter_that_has_it(capsy
     assert main(["validate", "verifiers_tiny", f"rollout.workflow_options.python={python}"]) == 0
     assert main(["validate", "verifiers_tiny"]) == 2
     assert "rollout.workflow_options.python: `verifiers`: there is no program" in "".join(capsys.readouterr())
+
+
+NAMED_ABOVE = {
+    "code_8b_8gpu", "code_tiny", "own_data", "agent_code_8b_8gpu", "agent_search_8b_8gpu", "reasoning_gym_8b_8gpu",
+    "reasoning_gym_tiny", "textarena_tiny", "gymnasium_tiny", "openenv_tiny", "reasoning_gym_turns_tiny",
+    "verifiers_tiny",
+}  # fmt: skip
+ROW = {
+    "prompt": "What is 2 + 2?", "problem": "What is 2 + 2?", "question": "What is 2 + 2?", "answer": "#### 4",
+    "solution": "\\boxed{4}", "tests": ["assert f(1) == 2"], "test_list": ["assert f(1) == 2"],
+}  # fmt: skip
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", sorted(set(shipped_configs()) - NAMED_ABOVE))
+def test_every_other_shipped_config_is_valid_with_rows_of_its_columns(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray is not asked for its nodes, and a model of the hub need not be here."""
+    (path := tmp_path / "stub.jsonl").write_text(f"{json.dumps(ROW)}\n" * 200)
+    monkeypatch.chdir(SHIPPED.parent)
+    monkeypatch.setattr("controller.preflight.preflight.survey", lambda config: Survey())
+    config = load_config(name).config
+    sources = {"data.train": config.data.train, "data.eval": config.data.eval}
+    rows = [f"{key}.path={path}" for key, source in sources.items() if source is not None and source.path]
+    found = preflight.look(load_config(name, [*rows, f"runs_dir={tmp_path}/runs"]).config, "validate")
+    assert [str(problem) for problem in found.problems] == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", shipped_offline_configs())
+def test_the_shipped_configs_for_training_from_files_are_valid(name: str) -> None:
+    assert main(["validate", name]) == 0
 
 
 JUDGE = "base_url: 'http://127.0.0.1:1/v1', model: m"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -11,7 +12,9 @@ from controller.config.loading import find_config, load_config, shipped_configs
 from controller.config.memory.estimate import estimate, shape_of_run
 from controller.config.memory.fit import lacks, needed_on_device
 from controller.config.problems import ConfigError
-from controller.config.validation.pool_sizes import gpus_of_run
+from controller.config.validation.pool_sizes import gpus_of_run, gpus_of_worker
+from controller.data.length_distribution import parse_lengths
+from controller.simulate.forecast import Forecast, forecast
 
 
 @pytest.mark.parametrize("name", shipped_configs())
@@ -23,7 +26,14 @@ def test_shipped_configs_have_no_contradictions_and_are_named_as_their_file(name
         assert config.hardware.gpu is not None
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_configs() if name.endswith("gpu")])
+GPU_RECIPES = [name for name in shipped_configs() if name.endswith("gpu")]
+
+
+def header_of(name: str) -> str:
+    return " ".join(line.lstrip("# ") for line in find_config(name).read_text().splitlines()[:24])
+
+
+@pytest.mark.parametrize("name", GPU_RECIPES)
 def test_a_shipped_config_fits_the_hardware_it_names_with_the_memory_its_header_says(name: str) -> None:
     config = load_config(name).config
     shape = shape_of_run(config, None)
@@ -31,11 +41,57 @@ def test_a_shipped_config_fits_the_hardware_it_names_with_the_memory_its_header_
     gpu = gpu_named(config.hardware.gpu or "")
     assert lacks(config, shape, gpu.memory) == []
     found = estimate(config, shape, gpu.memory)
-    header = " ".join(line.lstrip("# ") for line in find_config(name).read_text().splitlines()[:24])
+    header = header_of(name)
     assert f"a trainer's GPU {max(map(needed_on_device, found.trainer)) / 1e9:.0f} GB" in header
     assert f"host memory {found.host_bytes / 1e9:.0f} GB" in header
     assert gpu.name.upper() in header
     assert "Not run on a GPU" in header
+
+
+@cache
+def forecast_of(name: str, num_workers: int | None = None, ranks: int | None = None) -> Forecast | None:
+    """Of the config's own split, or of another one; None if that is invalid or does not fit the GPUs."""
+    overrides = [] if ranks is None else [f"rollout.num_workers={num_workers}", f"trainer.ranks={ranks}"]
+    own = load_config(name).config
+    if ranks is not None and own.trainer.device.startswith("cuda:"):
+        overrides.append(f"trainer.device=cuda:{gpus_of_run(own) - ranks:.0f}")
+    try:
+        config = load_config(name, overrides).config
+    except ConfigError:
+        return None
+    shape = shape_of_run(config, None)
+    assert shape is not None
+    if lacks(config, shape, gpu_named(config.hardware.gpu or "").memory):
+        return None
+    lengths = re.search(rf"areal-like validate {name} --lengths (\S+)", header_of(name))
+    return forecast(config, shape, parse_lengths(lengths[1], config.sampling.max_new_tokens) if lengths else None)
+
+
+@pytest.mark.parametrize("name", GPU_RECIPES)
+def test_the_hours_in_a_header_are_those_of_the_forecast(name: str) -> None:
+    found = forecast_of(name)
+    assert found is not None
+    assert f"{found.hours:,.1f} h, {found.gpu_hours:,.0f} GPU-hours" in header_of(name)
+
+
+SPLIT = [name for name in GPU_RECIPES if not load_config(name).config.is_colocated and not name.startswith("areal_")]
+"""Recipes whose split is ours: the paper's runs have the paper's."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", SPLIT)
+def test_no_split_next_to_that_of_a_recipe_fits_and_is_faster(name: str) -> None:
+    """As `simulate` chooses: of plans within 2 % of the fastest, the freshest. One GPU of eight is moved."""
+    config, own = load_config(name).config, forecast_of(name)
+    assert own is not None
+    each, moved = gpus_of_worker(config), max(1, int(gpus_of_run(config)) // 8)
+    faster = []
+    for change in (-max(1, moved // each), max(1, moved // each)):
+        workers, ranks = config.rollout.num_workers + change, config.trainer.ranks - change * each
+        other = forecast_of(name, workers, ranks) if workers > 0 and ranks > 0 else None
+        if other is not None and other.step_s < own.step_s / 1.02:
+            faster.append(f"{workers * each}:{ranks}: {other.step_s:.1f} s instead of {own.step_s:.1f} s")
+    assert faster == []
 
 
 SERVED = [name for name in shipped_configs() if load_config(name).config.rollout.engine.kind == "sglang"]

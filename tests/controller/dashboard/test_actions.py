@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_zoo as zoo
 
 from areal_like.errors import UserError
-from controller.dashboard.actions import ACTIONS, COMMAND, Actions, Busy, words_of
+from controller.dashboard.actions import ACTIONS, COMMAND, Actions, Busy, refusals, words_of
+from controller.run_folder.owner_host import whereabouts
 from controller.run_folder.run_folder import RunFolder
+from controller.runs.stop import stop
 
 FOLDER = RunFolder(Path("/runs/mine"))
 
@@ -38,6 +41,26 @@ def test_no_other_command_can_be_reached(action):
 def test_a_worker_is_a_rollout_worker_and_no_option(worker):
     with pytest.raises(UserError, match="the request does not name a rollout worker"):
         words_of(FOLDER, "drain", worker)
+
+
+def test_a_run_of_another_machine_can_be_asked_for_everything_but_its_end(tmp_path, capsys):
+    folder = zoo.make_run(tmp_path, "foreign")
+    refused = refusals(whereabouts(folder))
+    assert refused == {"stop": "the run can only be stopped on far-away; log in there and use areal-like stop"}
+    assert stop(folder) == 3
+    assert "it can only be stopped on that machine" in capsys.readouterr().err
+
+
+def test_a_run_from_files_can_only_be_stopped(tmp_path):
+    where = whereabouts(zoo.make_run(tmp_path, "running", objective="sft"))
+    assert set(refusals(where)) == {"checkpoint", "drain", "add"}
+    assert refusals(whereabouts(zoo.make_run(tmp_path, "running", "other"))) == {}
+
+
+@pytest.mark.parametrize("kind", ["finished", "stopped", "failed", None])
+def test_a_run_that_is_not_in_progress_can_be_asked_for_nothing(tmp_path, kind):
+    where = whereabouts(zoo.make_run(tmp_path, kind)) if kind else None
+    assert refusals(where) == dict.fromkeys(ACTIONS, "the run is not in progress")
 
 
 @pytest.mark.processes

@@ -47,6 +47,7 @@ def curve(content: dict, key: str, place: int = 0) -> dict:
 def test_the_page_of_a_run_has_what_a_reader_looks_for(folder):
     content = shown_by(RunView(folder))
     assert content["run"]["kind"] == "finished"
+    assert content["run"]["refused"]["stop"] == "the run is not in progress"
     assert [section["key"] for section in content["sections"]] == [
         "learning", "speed", "staleness", "answers", "optimisation", "machine"
     ]  # fmt: skip

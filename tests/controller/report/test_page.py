@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class Reader(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self.words: list[str] = []
+        self.plain: list[str] = []
         self.faults: list[str] = []
         self.feed(page)
         self.close()
@@ -58,6 +60,8 @@ class Reader(HTMLParser):
             self.scripts[-1] += data
         elif "style" not in self.open:
             self.words.append(data)
+            if not {"pre", "code"} & set(self.open):  # the configuration, answers, and commands
+                self.plain.append(data)
 
     @property
     def text(self) -> str:
@@ -146,6 +150,39 @@ def test_names_in_charts_carry_no_tags(hostile):
     names = [series["name"] for chart in hostile.payload["charts"].values() for series in chart["series"]]
     assert any("script" in name for name in names)
     assert not [name for name in names if "<" in name or ">" in name]
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Texts of a payload, without the names under which they are sent."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from texts_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_in(item)
+
+
+def recorded_names(folder: RunFolder) -> set[str]:
+    """Names of fields and kinds that the files of a run have, where they are not words."""
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    found = {key for row in rows for key in row} | set(json.loads(folder.summary.read_text()))
+    found |= set(json.loads(folder.state.read_text()))
+    found |= {row[key] for row in rows for key in ("note", "reason") if isinstance(row.get(key), str)}
+    return {name for name in found if re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+", name)}
+
+
+def test_numbers_are_shown_with_words_and_never_under_the_name_of_their_field(tmp_path, undrawn):
+    folder = report_run(tmp_path, "worded")
+    page = read(write_report(folder))
+    shown = " ".join([*page.plain, *texts_in(page.payload["charts"]), *texts_in(page.payload["timeline"])])
+    names = recorded_names(folder)
+    assert len(names) > 40
+    assert {"reward_mean", "staleness_max", "samples_per_s", "worker_lost", "too_stale"} <= names
+    assert sorted(name for name in names if re.search(rf"\b{name}\b", shown)) == []
+    assert "worker lost" in shown
+    assert "too stale" in shown
 
 
 def test_the_script_that_draws_is_the_published_one():

@@ -13,6 +13,7 @@ import run_zoo as zoo
 from controller.cli.arguments import RUN_COMMANDS
 from controller.cli.main import main
 from controller.report.finding import Finding
+from controller.runs.commands import _COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LOOKING = (["status"], ["status", "--json"], ["logs"], ["samples"], ["samples", "--format", "jsonl"])
@@ -139,6 +140,10 @@ def test_mistake_in_the_command_is_one_error(tmp_path, capsys, arguments, words)
     assert code == 2
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+def test_every_command_on_a_run_is_dispatched_as_one():
+    assert set(RUN_COMMANDS) == set(_COMMANDS)
 
 
 @pytest.mark.parametrize("command", [*RUN_COMMANDS, "train", "resume"])

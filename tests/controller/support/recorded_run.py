@@ -41,7 +41,7 @@ from trainer.checkpoints.checkpoint import CheckpointState, Retention, manifest_
 from trainer.checkpoints.convert import export_checkpoint
 
 NUM_STEPS = 6
-CONFIG = f"num_steps: {NUM_STEPS}\ngroups_per_step: 2\ngroup_size: 2\n"
+CONFIG = "num_steps: {num_steps}\ngroups_per_step: 2\ngroup_size: 2\n"
 
 
 def save_checkpoint(root: Path, version: int, lineage: str, run_id: str = "r") -> Path:
@@ -69,36 +69,38 @@ def record(ledger: Ledger, root: Path, entries: list[tuple[Effect, list[int] | N
     ledger.apply(made)
 
 
-def make_recorded_run(runs_dir: Path, seed: int = 3) -> RunFolder:
-    """A finished run of six steps with a fall-back in between."""
-    folder = RunFolder.create(runs_dir, "recorded")
-    folder.write_state("finished", run_id="r", command="train", reason="6 steps done")
+def make_recorded_run(
+    runs_dir: Path, seed: int = 3, *, name: str = "recorded", num_steps: int = NUM_STEPS
+) -> RunFolder:
+    """A finished run with a fall-back in between."""
+    folder = RunFolder.create(runs_dir, name)
+    folder.write_state("finished", run_id="r", command="train", reason=f"{num_steps} steps done")
     settings = CoordinatorSettings(
-        groups_per_step=2, group_size=2, num_steps=NUM_STEPS, max_staleness=2, num_workers=2, max_filtered_batches=0
+        groups_per_step=2, group_size=2, num_steps=num_steps, max_staleness=2, num_workers=2, max_filtered_batches=0
     )
     with Ledger(folder.root, run_id="r", segment_bytes=2000, keep_bytes=None) as ledger:
         run_schedule(seed, settings=settings, mirror=lambda entries: record(ledger, folder.root, entries))
-        ledger.apply(other_facts(ledger))
-    folder.config.write_text(CONFIG)
-    rows = [{"kind": "step", "step": step, "time_s": 1e9 + step, "loss": 0.5} for step in range(1, NUM_STEPS + 1)]
+        ledger.apply(other_facts(ledger, num_steps))
+    folder.config.write_text(CONFIG.format(num_steps=num_steps))
+    rows = [{"kind": "step", "step": step, "time_s": 1e9 + step, "loss": 0.5} for step in range(1, num_steps + 1)]
     folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder.summary.write_text(json.dumps({"steps": NUM_STEPS, "audit": "clean"}))
-    export_checkpoint(folder.checkpoints / f"step_{NUM_STEPS:06d}", folder.final, dtype="bfloat16")
+    folder.summary.write_text(json.dumps({"steps": num_steps, "audit": "clean"}))
+    export_checkpoint(folder.checkpoints / f"step_{num_steps:06d}", folder.final, dtype="bfloat16")
     write_seal(folder, run_id="r", last_digest=ledger.last_digest.hex())
     return folder
 
 
-def other_facts(ledger: Ledger) -> list[LedgerEntry]:
+def other_facts(ledger: Ledger, version: int) -> list[LedgerEntry]:
     """Facts of every other kind: skips, an evaluation, an incident, a dropped, a filtered and a running group."""
     state = ledger.load()
     group_id = state.num_drawn
     started = group_id - state.num_filtered - sum(state.dropped.values()) + 1
 
     def admitted(number: int) -> LedgerEntry:
-        return LedgerEntry(effect=RecordGroup(group_id=number, version=NUM_STEPS, started=started, draw=number + 3))
+        return LedgerEntry(effect=RecordGroup(group_id=number, version=version, started=started, draw=number + 3))
 
     skips = tuple(SkippedDraw(draw=group_id + k, rate=0.875, num_tokens=12.5) for k in range(3))
-    filtered = [finished(group_id + 1, [NUM_STEPS] * 4, -0.0) for _ in range(2)]
+    filtered = [finished(group_id + 1, [version] * 4, -0.0) for _ in range(2)]
     second = msgspec.structs.replace(filtered[1].effect.outcome, sample_index=1)  # type: ignore[attr-defined]
     filtered[1] = msgspec.structs.replace(
         filtered[1], effect=msgspec.structs.replace(filtered[1].effect, outcome=second)
@@ -107,10 +109,10 @@ def other_facts(ledger: Ledger) -> list[LedgerEntry]:
         LedgerEntry(effect=RecordSkips(draws=skips)),
         LedgerEntry(effect=RecordEval(version=3, lineage="l0", kind="periodic", values=(1.0, None, 0.5))),
         LedgerEntry(effect=RecordIncident(kind="incident", text="a worker was lost")),
-        admitted(group_id), partial(group_id, 0, [NUM_STEPS] * 2),
+        admitted(group_id), partial(group_id, 0, [version] * 2),
         LedgerEntry(effect=DropGroup(group_id=group_id, reason="timeout", detail="after 3 s")),
         admitted(group_id + 1), *filtered, LedgerEntry(effect=FilterGroup(group_id=group_id + 1, value=0.0)),
-        admitted(group_id + 2), partial(group_id + 2, 0, [NUM_STEPS] * 3),
+        admitted(group_id + 2), partial(group_id + 2, 0, [version] * 3),
     ]  # fmt: skip
 
 
