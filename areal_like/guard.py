@@ -32,6 +32,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -282,7 +283,7 @@ def _reap_all() -> bool:
             continue
     except ChildProcessError:
         return True
-    return False
+    return not Path("/proc/self").exists()  # where nobody can tell, there is nothing to kill
 
 
 def _descendants() -> list[int]:
@@ -313,4 +314,8 @@ def _end_like(status: int | None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except BaseException:  # 1 would be taken for the status of the command
+        traceback.print_exc()
+        os._exit(127)

@@ -6,7 +6,9 @@ frees the same memory at once.
 
 Everything else happens as at the end of any program: threads that are not daemons are joined, functions registered
 with `atexit` are called, files are flushed, and the exit status is the same. Not called are the `__del__` methods of
-objects that still exist, as Python's documentation allows, and functions registered with C's `atexit`.
+objects that still exist, as Python's documentation allows, and functions registered with C's `atexit`: a temporary file
+that is not closed stays, and a compressed file that is not closed lacks its end. Files that were opened before
+`gc.freeze` are not found; the standard streams are flushed in any case.
 
 Standard library only: agents' own interpreters load this file by its path.
 """
@@ -21,10 +23,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 FLUSH_FAILED = 120
 """Exit status of the interpreter where standard output cannot be flushed."""
+FLUSH_S = 2.0
+"""Time limit for files that the program has left open."""
 WRITABLE = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -48,12 +52,14 @@ def exit_with(status: int, *, is_interrupted: bool = False) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]  # as processes of `multiprocessing` do
         atexit._run_exitfuncs()
     finally:
-        if not _flush() and status == 0:
-            status = FLUSH_FAILED
-        if is_interrupted:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-        os._exit(status)
+        try:
+            if not _flush() and status == 0:
+                status = FLUSH_FAILED
+            if is_interrupted:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os._exit(status)
 
 
 def _status(error: SystemExit) -> int:
@@ -67,16 +73,30 @@ def _status(error: SystemExit) -> int:
 
 def _flush() -> bool:
     """Flush the files that are still open. Returns whether standard output was flushed."""
+    # A thread that is blocked in a write holds the lock of its file.
+    others = threading.Thread(target=_flush_others, daemon=True)
+    others.start()
+    others.join(FLUSH_S)
+    _flush_one(sys.stderr)
+    is_flushed = _flush_one(sys.stdout)
+    for stream in (sys.__stdout__, sys.__stderr__):  # a program may have replaced them
+        _flush_one(stream)
+    return is_flushed
+
+
+def _flush_others() -> None:
+    standard = [id(stream) for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)]
     for file in gc.get_objects():
-        if issubclass(type(file), WRITABLE) and file is not sys.stdout:  # isinstance would run code of proxy objects
-            try:
-                if not file.closed:
-                    file.flush()
-            except (OSError, ValueError):  # as at the end of the interpreter
-                continue
+        # isinstance would run code of proxy objects.
+        if issubclass(type(file), WRITABLE) and id(file) not in standard:
+            _flush_one(file)
+
+
+def _flush_one(file: Any) -> bool:
+    """Flush a file of any type. Returns whether it was possible."""
     try:
-        if sys.stdout is not None and not sys.stdout.closed:
-            sys.stdout.flush()
-    except (OSError, ValueError):
+        if file is not None and not getattr(file, "closed", False):
+            file.flush()
+    except Exception:  # of a stream that the program has put in place of a standard one
         return False
     return True

@@ -39,12 +39,13 @@ class Handler(BaseHTTPRequestHandler):
 
 def warm() -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.timeout = 5.0  # the request does not arrive where a proxy is set for it
+        server.timeout = 5.0
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
         try:
-            with openai.OpenAI(api_key="none", base_url=url, max_retries=0, timeout=5.0) as client:
+            direct = openai.DefaultHttpxClient(trust_env=False)  # not through a proxy
+            with openai.OpenAI(api_key="none", base_url=url, max_retries=0, timeout=5.0, http_client=direct) as client:
                 made = client.chat.completions.create(model="none", messages=[{"role": "user", "content": ""}])
                 made.choices[0].message.model_dump(exclude_none=True)
         except openai.OpenAIError:
@@ -53,8 +54,8 @@ def warm() -> None:
 
 
 def keep_certificates() -> None:
-    """Clients of HTTPX without settings of their own for TLS share one context. Does nothing for a release of HTTPX
-    that makes its contexts elsewhere.
+    """Let clients of HTTPX without settings of their own for TLS share one context: a program that changes the context
+    of one client changes it for all. Does nothing for a release of HTTPX that makes its contexts elsewhere.
     """
     for name in ("httpx._transports.default", "httpx2._transports.default"):
         transports = sys.modules.get(name)

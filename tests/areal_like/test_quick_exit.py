@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import areal_like.quick_exit
 
 FILE = areal_like.quick_exit.__file__
 QUICKLY = """
-import runpy, sys
+import gc, runpy, sys
+gc.freeze()  # as in the processes that programs are forked from
 quick_exit = runpy.run_path(sys.argv[1])
 quick_exit["run"](lambda: runpy.run_path(sys.argv[2], run_name="__main__"))
 """
@@ -37,6 +39,31 @@ class Proxy:
 
 kept = Proxy()
 """,
+    "tee": """
+import sys
+
+class Tee:
+    def __init__(self, stream):
+        self.stream = stream
+    def write(self, text):
+        self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+
+sys.stdout = Tee(sys.stdout)
+print("through it")
+""",
+    "replaced": "import io, sys; real = sys.stdout; sys.stdout = io.StringIO(); real.write('to the real one')",
+    "blocked": """
+import os, threading
+reader, writer = os.pipe()
+pipe = os.fdopen(writer, "wb")
+threading.Thread(target=pipe.write, args=(b"x" * 2_000_000,), daemon=True).start()
+import time
+time.sleep(0.2)
+print("end")
+""",
+    "stderr": "import sys; sys.stderr.write('partial'); sys.exit(0)",
     "closed": "import sys; sys.stdout.close()",
     "full": "import sys; sys.stdout = open('/dev/full', 'w'); print('lost')",
 }
@@ -45,7 +72,8 @@ kept = Proxy()
 def ended(command: list[str], folder: Path) -> tuple[int, str, str, dict[str, str]]:
     """Status, output, last line of errors, and what was written into the folder."""
     folder.mkdir()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
     files = {path.name: path.read_text() for path in folder.iterdir()}
     return done.returncode, done.stdout, done.stderr.strip().rpartition("\n")[2], files
 
