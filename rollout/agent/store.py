@@ -311,16 +311,9 @@ def _canonical(arguments: str) -> str:
     if not arguments.strip():
         return "{}"
     try:
-        return json.dumps(json.loads(arguments, parse_float=_number), sort_keys=True)
+        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
     except (ValueError, RecursionError):  # written by the policy, so they may be nested arbitrarily deep
         return arguments
-
-
-def _number(written: str) -> float:
-    """A number with a point or an exponent. A whole one is an integer; integers are never floats, which are equal for
-    different integers above 2**53."""
-    value = float(written)
-    return int(value) if value.is_integer() else value
 
 
 def _as_object(arguments: str) -> Any:
