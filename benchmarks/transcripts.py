@@ -359,7 +359,8 @@ class Client:
             self._tokenise_again(messages, prompt_ids)
 
     def _check_again(self, messages: list[Row], prompt_ids: Sequence[int]) -> None:
-        """Check a prompt that was rendered from text: an earlier answer has reasoning, and no message is left out."""
+        """Check a prompt that was rendered from text: an earlier answer has reasoning, and no message of the user or
+        of a tool is left out."""
         self.counts["without_reasoning"] += 1
         turns = self._session.store.turns
         chains = {turns[one[ANSWER]].chain for one in messages if ANSWER in one}

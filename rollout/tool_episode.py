@@ -25,7 +25,7 @@ from areal_like.environment import MAX_TURNS, Step
 from areal_like.errors import UserError
 from areal_like.tool_call import ToolCall, call_id
 from areal_like.trajectory import FinishReason, Trajectory
-from areal_like.verdict import Verdict
+from areal_like.verdict import FAILED_CALLS, Verdict
 from areal_like.wire.messages import SampleTask
 from rollout.answers import read_answer
 from rollout.chat.calls import schemas_by_name
@@ -36,6 +36,8 @@ from rollout.transcript import Transcript
 from rollout.workflow import OPTIONS_KEY, Sample, SampleTools, StateTooLarge
 
 FORMAT_KEY = f"{OPTIONS_KEY}.format"
+NO_CALLS = dict.fromkeys(("tool_calls", "tool_truncated", "tool_s", *FAILED_CALLS), 0.0)
+"""Components of an episode without calls, so that means over samples have one denominator."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -174,5 +176,5 @@ async def _verdict(tools: SampleTools, turns: _Turns, episode: EnvironmentEpisod
         return episode.failure
     verdict = await tools.score(turns.last.content, trajectory)
     return msgspec.structs.replace(
-        verdict, components={"tool_calls": 0.0, **parts, **episode.components, **verdict.components}
+        verdict, components={**NO_CALLS, **parts, **episode.components, **verdict.components}
     )

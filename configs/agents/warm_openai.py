@@ -5,6 +5,7 @@ authorities for each client, even one without TLS. Both take most of the process
 makes one request to a server of its own, and keeps the certificates, so that no program has to.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -61,6 +62,8 @@ def keep_certificates() -> None:
         transports = sys.modules.get(name)
         if make := getattr(transports, "create_ssl_context", None):
             transports.create_ssl_context = keeping(make)
+            with contextlib.suppress(OSError):  # programs then say what is wrong with the certificates
+                transports.create_ssl_context()
 
 
 def keeping(make):

@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass, replace
 
 from areal_like.config import DEFAULT_TRANSFER
+from controller.config.launchers import LAUNCHERS, LOCAL
 from controller.report.data import RunData
 from controller.report.finding import capital, percent, plural, sentences
 from controller.report.shares import Shares, whole
@@ -207,9 +208,15 @@ def fewer_rollouts(data: RunData, shares: Shares, pace: Pace) -> tuple[str, str]
 def faster_transfers(data: RunData) -> list[str]:
     """Advice to use a faster transfer of weights, if there is one for this run."""
     is_shared = data.setting("trainer.weights.kind", DEFAULT_TRANSFER) == DEFAULT_TRANSFER
-    if is_shared or data.setting("launch.kind", "local") != "local":
+    if is_shared or not _is_one_machine(data):
         return []
     return [f"transfer weights through shared memory (trainer.weights.kind: {DEFAULT_TRANSFER})"]
+
+
+def _is_one_machine(data: RunData) -> bool:
+    """Whether all processes of the run share the memory of one machine; False for a launcher that is not known here."""
+    kind = str(data.setting("launch.kind", LOCAL.name))
+    return kind in LAUNCHERS and LAUNCHERS[kind].is_one_machine
 
 
 def has_reward_service(data: RunData) -> bool:

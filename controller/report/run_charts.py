@@ -238,7 +238,7 @@ def turns(steps: Rows) -> list[Chart]:
 
 
 def tools(data: RunData) -> list[Chart]:
-    """Calls of tools of a sample, and their time; None for a run without calls."""
+    """Calls of tools of a sample, and their time; empty for a run without calls."""
     lines = (
         ("calls", CALLS, "c0"),
         ("failed calls", FAILED_CALLS, "c1"),

@@ -219,6 +219,12 @@ async def _streamed(
             raise
         session.counts["agent_refused"] += 1
         await sent.fail(error)
+    except Exception as error:
+        if sent.response is None:
+            raise
+        session.fail(error)
+        session.counts["agent_refused"] += 1
+        await sent.fail(BadRequest("the request could not be handled", status=500, code="internal_error"))
     assert sent.response is not None
     return sent.response
 

@@ -73,7 +73,9 @@ def ended(command: list[str], folder: Path) -> tuple[int, str, str, dict[str, st
     """Status, output, last line of errors, and what was written into the folder."""
     folder.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     files = {path.name: path.read_text() for path in folder.iterdir()}
     return done.returncode, done.stdout, done.stderr.strip().rpartition("\n")[2], files
 

@@ -22,7 +22,7 @@ from areal_like.verdict import Verdict
 from areal_like.wire.messages import EnvironmentReply, EnvironmentRequest
 from rollout.environment_client import EnvironmentClient
 from rollout.tokens import PromptTokens
-from rollout.tool_episode import ToolWorkflow
+from rollout.tool_episode import NO_CALLS, ToolWorkflow
 from rollout.transcript import Answer, Transcript
 from rollout.workflow import Resumed
 from services.environment.tools import ToolEnvironment
@@ -188,7 +188,7 @@ def test_policy_that_never_calls_is_judged_by_its_answer(tokenizer: Any) -> None
     tools = Tools(tokenizer, "<think>7?</think>8<|im_end|>")
     sample = tools.play()
     assert tools.scored == [("8", "stop")]
-    assert sample.verdict.components == {"tool_calls": 0.0, "turns": 0.0, "answered": 1.0, "correct": 1.0}
+    assert sample.verdict.components == {**NO_CALLS, "turns": 0.0, "answered": 1.0, "correct": 1.0}
 
 
 def test_scorers_see_the_last_answer_alone_whatever_tools_and_earlier_turns_say(tokenizer: Any) -> None:

@@ -12,7 +12,7 @@ from areal_like.errors import UserError
 from areal_like.trajectory import Segment
 from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.wire.messages import EnvironmentReply
-from rollout.tool_episode import ToolWorkflow
+from rollout.tool_episode import NO_CALLS, ToolWorkflow
 from rollout.transcript import Answer, Transcript
 from rollout.workflow import Resumed, StateTooLarge
 from tests.rollout.test_tool_episode import TEMPLATE, TOOLS, Tools, call
@@ -195,7 +195,7 @@ def test_counts_of_the_environment_and_the_scorer_are_components(tokenizer: Any)
         tokenizer, [ADD_CALL, "7<|im_end|>"], Step(tools=(ADD_TOOL,)), Step(results=("7",), components={"seen": 2.0})
     )
     assert tools.play().verdict.components == {
-        "tool_calls": 0.0, "turns": 1.0, "answered": 1.0, "seen": 2.0, "correct": 1.0,
+        **NO_CALLS, "turns": 1.0, "answered": 1.0, "seen": 2.0, "correct": 1.0,
     }  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def test_a_checkpoint_is_not_resumed_on_another_base_or_without_an_adapter(
         opened(prepared, lora=None, resume_from=folder)
     with pytest.raises(UserError, match="has a different rank"):
         opened(prepared, lora={**LORA, "rank": 2}, resume_from=folder)
-    with pytest.raises(UserError, match=r"has alpha 8, but trainer\.lora has 16 -> set trainer\.lora\.alpha=8"):
+    with pytest.raises(UserError, match=r"has alpha 8, but trainer\.lora\.alpha is 16 -> set trainer\.lora\.alpha=8"):
         opened(prepared, lora={**LORA, "alpha": 16.0}, resume_from=folder)
     write_model(tiny_model(seed=1), prepared, dtype="float32")
     with pytest.raises(UserError, match="belongs to a base model other than"):

@@ -45,7 +45,7 @@ def test_ranks_share_the_cores_and_have_names(config: OfflineConfig, tmp_path: P
 def test_a_row_that_cannot_be_used_is_refused_before_the_run(config: OfflineConfig, tmp_path: Path) -> None:
     with (tmp_path / "eval.jsonl").open("a") as file:
         file.write('{"prompt": "1"}\n')
-    with pytest.raises(UserError, match=r"eval.jsonl:2: has no `completion`"):
+    with pytest.raises(UserError, match=r"eval.jsonl:2: the row has no `completion`"):
         check_rows(config, "sft")
 
 
