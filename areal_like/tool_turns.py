@@ -270,7 +270,7 @@ class WrittenTurns:
         if _squeezed(content) not in _squeezed(text):
             raise UserError(
                 "the chat template leaves out the `content` of an assistant message with tool calls",
-                remedy="remove this `content`, because the model's answers with calls have none",
+                remedy="remove its `content`: with this chat template, messages with tool calls have none",
             )
         if not reasoning and not _EMPTY_REASONING.match(content):
             text = text[found.end() :] if (found := _EMPTY_REASONING.match(text)) else text

@@ -238,9 +238,9 @@ class TrainerWorker:
             except WeightError as error:
                 reason = str(error)
         if reason:
-            log.warning("version %d was not written again: %s", wanted.version, reason)
+            log.warning("the damaged weights of version %d were not written again: %s", wanted.version, reason)
         else:
-            log.warning("wrote version %d again: %s", wanted.version, place)
+            log.warning("the damaged weights of version %d have been written again (%s)", wanted.version, place)
         if place and self._published is not None and self._published.version == wanted.version:
             self._published = msgspec.structs.replace(self._published, manifest_path=place)
         await self._link.send(

@@ -141,7 +141,7 @@ def probe(config: str, overrides: Sequence[str], prompts: int, num_samples: int)
         raise UserError(
             "this config trains from files without rollouts, so there are no rewards to probe",
             where=config,
-            remedy="use the tool validate instead",
+            remedy="use the tool `validate` instead",
         )
     if prompts < 1 or num_samples < 1:
         raise UserError(

@@ -32,7 +32,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
         raise UserError(
             "the run has no ledger, because nothing has been trained yet or because it trains from files",
             where=str(folder.root),
-            remedy="wait until the run has trained a step, or specify a run of areal-like train",
+            remedy="wait until the run has trained a step, or specify a run of `areal-like train`",
         )
     graph = open_graph(folder)
     found = answer(graph, subjects(graph, target, arguments))

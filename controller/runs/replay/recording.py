@@ -153,7 +153,7 @@ def open_recording(folder: RunFolder) -> Iterator[Recording]:
     state, root = folder.read_state(), str(folder.root)
     if is_from_files(state):
         raise UserError(
-            "the run trains from files, so it has no ledger", where=root, remedy="specify a run of areal-like train"
+            "the run trains from files, so it has no ledger", where=root, remedy="specify a run of `areal-like train`"
         )
     specs = _specs(folder)
     if specs[0].emulation is not None:

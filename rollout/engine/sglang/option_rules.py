@@ -124,8 +124,8 @@ def _launched(sglang: SGLangSettings) -> Iterator[SettingProblem]:
     if sglang.attach_key_file is not None and not sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach_key_file", f"{KEY}.attach"),
-            "attach_key_file is the key of running servers, but attach lists no servers",
-            "remove this setting; a launched server gets a random key",
+            "attach_key_file contains the API key of running servers, but attach lists no servers",
+            "remove this setting; each launched server gets a random API key",
         )
     if sglang.attach and given:
         yield SettingProblem(
