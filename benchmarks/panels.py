@@ -103,7 +103,7 @@ def _objectives(result: Result) -> list[Panel]:
         if name.partition(",")[0] == "quickstart":
             panels.append(_quickstart_curves(part))
             continue
-        if name.startswith("gradients"):  # more variants than lines can be told apart
+        if name.startswith("gradients"):  # more variants than a reader can distinguish as lines
             largest = [str(lag) for lag in part["lags"][-2:]]
             series = [
                 _from_intervals(f"lag {lag}", [by_lag[lag]["single"] for by_lag in part["summary"].values()])
