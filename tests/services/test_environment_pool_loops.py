@@ -129,7 +129,7 @@ def test_one_process_loads_first_and_then_as_many_run_as_are_wanted(monkeypatch:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_first_process_that_is_killed_is_started_once_more(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel, or by whoever kills processes of the run: it says nothing about the environment."""
+    """By the kernel, or by an operator: it says nothing about the environment."""
 
     async def scene() -> None:
         stage = Stage(monkeypatch)
