@@ -119,6 +119,7 @@ def no_exit_deadline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     A test that starts such a deadline nevertheless fails, since otherwise the stream ends in another test.
     """
     monkeypatch.setattr("areal_like.process._leave_within", lambda grace_s, error: None)
+    monkeypatch.delenv("AREAL_LIKE_USER_PATH", raising=False)  # a command that ran in this process has set it
     yield
     left = [thread for thread in threading.enumerate() if thread.name == EXIT_DEADLINE]
     for thread in left:

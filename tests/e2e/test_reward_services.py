@@ -59,7 +59,7 @@ def test_a_run_scores_at_services_that_stand_alone_and_leaves_them_running(areal
             "reward.scorers.0={kind: format, options: {must_contain: [x]}}",
         )
         assert other.wait() == 2
-        assert f"`format` is not a scorer of {addresses[1]}" in other.output
+        assert f"`format` is not a scorer of the reward service at {addresses[1]}" in other.output
     finally:
         for service in services:
             service.terminate()

@@ -132,8 +132,8 @@ def test_targets_of_an_adapter_are_compared_with_the_models_files(
     ("row", "words"),
     [
         ('{"prompt": "1", "chosen": "2", "rejected": "2"}', "rows.jsonl:1: `chosen` and `rejected` are equal"),
-        ('{"prompt": "1", "rejected": "2"}', "rows.jsonl:1: has no `chosen`"),
-        ('{"prompt": "1"}', "rows.jsonl:1: has no `completion`"),
+        ('{"prompt": "1", "rejected": "2"}', "rows.jsonl:1: the row has no `chosen`"),
+        ('{"prompt": "1"}', "rows.jsonl:1: the row has no `completion`"),
     ],
 )
 def test_validate_checks_rows_by_the_objective_that_their_columns_are_for(
@@ -219,7 +219,7 @@ def test_a_damaged_config_of_a_run_is_named(sessions: list[OfflineSession]) -> N
 
 def test_dpo_starts_a_run_of_its_objective(sessions: list[OfflineSession], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dpo", "job.yaml"]) == 2
-    assert "rows.jsonl:1: has no `chosen`" in capsys.readouterr().err
+    assert "rows.jsonl:1: the row has no `chosen`" in capsys.readouterr().err
     Path("rows.jsonl").write_text('{"prompt": "1", "chosen": "2", "rejected": "3"}\n')
     assert main(["dpo", "job.yaml", "dpo.loss=ipo"]) == 0
     assert len(sessions) == 1

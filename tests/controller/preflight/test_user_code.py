@@ -127,7 +127,7 @@ def test_scorer_is_tried_on_the_first_rows_with_their_gold_answers(source: str, 
     found = [problem for problem in preflight.look(config, "train").problems if "reward" in problem.keys[0]]
     assert len(found) == (words is not None)
     assert all(
-        words in problem.what and "the row has the columns prompt, answer" in problem.remedy
+        words in problem.what and "the columns of the row are prompt, answer" in problem.remedy
         for problem in found
         if words
     )
@@ -206,7 +206,7 @@ def test_options_that_a_workflow_does_not_take_are_found_before_anything_starts(
             "class Maze:\n    def reset(self, row, seed): ...\n    def step(self, action): ...",
             "{depth: 2}",
             "reward.environment.options",
-            "unknown depth",
+            "unknown: depth",
         ),
     ],
 )
