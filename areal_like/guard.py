@@ -260,17 +260,13 @@ def _reap() -> tuple[int, int] | None:
 
 def _sweep() -> None:
     """Kill all descendants repeatedly until none is left, because they may start others before they are killed."""
-    if _reap_all():
-        return
     deadline_s = time.monotonic() + SWEEP_S
-    while time.monotonic() < deadline_s:
+    while not _reap_all() and time.monotonic() < deadline_s:
         for pid in _descendants():
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):  # it has exited, or belongs to another user (sudo)
                 continue
-        if _reap_all():
-            return
         time.sleep(0.01)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import sys
@@ -51,14 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if not streams.is_in_part(item, part)])
         items[:] = [item for item in items if streams.is_in_part(item, part)]
     if streams.is_stream():
-        turns = {path: streams.turn(path) for path in {item.path for item in items}}
-        items.sort(key=lambda item: turns[item.path])  # stable: within a file the order stays
+        items.sort(key=lambda item: streams.turn(item.path))  # stable: within a file the order stays
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: no garbage collection looks through millions of its objects again."""
-    gc.collect()
-    gc.freeze()
+    streams.freeze()
 
 
 def _starts_processes(item: pytest.Item) -> bool:

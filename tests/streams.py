@@ -11,6 +11,7 @@ import gc
 import os
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ LONGEST_FIRST = (
 """Of the files with end-to-end tests. The first makes the warm start that most others share; the next do without."""
 
 
+@cache
 def turn(path: Path) -> tuple[bool, int]:
     """Sort key: files with end-to-end tests first, so that streams that take a file each end together."""
     place = LONGEST_FIRST.index(path.stem) if path.stem in LONGEST_FIRST else len(LONGEST_FIRST)
@@ -41,6 +43,12 @@ def is_in_part(item: pytest.Item, part: tuple[int, int]) -> bool:
     """Return whether a test runs where one of several parts of the thorough tests is asked for."""
     is_thorough = item.get_closest_marker("thorough") is not None
     return not is_thorough or zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
+
+
+def freeze() -> None:
+    """What was imported and collected stays: no garbage collection looks through millions of its objects again."""
+    gc.collect()
+    gc.freeze()
 
 
 def is_stream() -> bool:
@@ -102,9 +110,7 @@ class ByFile:
         file = cast(pytest.File, item.parent)
         tests = list(session.genitems(pytest.Module.from_parent(file.parent, path=file.path)))
         item.config.hook.pytest_collection_modifyitems(session=session, config=item.config, items=tests)
-        # What was imported stays: no garbage collection looks through these objects again.
-        gc.collect()
-        gc.freeze()
+        freeze()
         for number, test in enumerate(tests, start=1):
             session.items[place] = test  # pytest-xdist compares reports with it
             following = tests[number] if number < len(tests) else nextitem

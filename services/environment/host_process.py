@@ -80,7 +80,7 @@ class HostProcess(ChildProcess):
         except TimeoutError:
             raise Died(f"loading the environment took longer than {timeout_s:g} s") from None
         except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, ValueError) as error:
-            raise Died(await self._cause_of_death(error)) from error
+            raise await self._died(error) from error
         if isinstance(answer, HostRefusal):
             raise UserError(answer.sentence)
         if not isinstance(answer, HostReady):

@@ -29,24 +29,19 @@ log = logging.getLogger(__name__)
 LOGGED_BYTES_PER_MINUTE = 256_000
 """Bytes of output of all such processes that are logged per minute; the rest is dropped."""
 LAST_WORDS_S = 0.2
-KILLED = "was killed by signal SIGKILL"
 Started = TypeVar("Started")
 
 
 class Died(OperationError):
     """The process ended, or broke its stream, in the middle of an exchange; or it could not start.
 
-    `scorer`: the scorer that ran in it, empty if unknown.
+    `scorer`: the scorer that ran in it, empty if unknown. is_killed: by a SIGKILL from somebody else, for example the
+    kernel when memory ran out.
     """
 
-    def __init__(self, reason: str, scorer: str = "") -> None:
-        self.reason, self.scorer = reason, scorer
+    def __init__(self, reason: str, scorer: str = "", *, is_killed: bool = False) -> None:
+        self.reason, self.scorer, self.is_killed = reason, scorer, is_killed
         super().__init__(reason)
-
-    @property
-    def is_killed(self) -> bool:
-        """Whether it got SIGKILL from somebody else, such as the kernel when memory ran out."""
-        return self.reason.endswith(KILLED)
 
 
 async def start_first(start: Callable[[], Awaitable[Started]]) -> Started:
@@ -178,6 +173,11 @@ class ChildProcess:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
             return f"the {self.NOUN} was killed by signal {name}"
         return f"the {self.NOUN} ended with status {status}"
+
+    async def _died(self, error: Exception | None, scorer: str = "") -> Died:
+        reason = await self._cause_of_death(error)
+        is_killed = self._child.returncode == -signal.SIGKILL and not self.killed_because
+        return Died(reason, scorer, is_killed=is_killed)
 
     async def _reaped(self, timeout_s: float) -> None:
         """Wait until the child is reaped, or `timeout_s` is over."""

@@ -82,11 +82,11 @@ class ScoringProcess(ChildProcess):
             if exchange.done():
                 return exchange.result()
         except (OSError, asyncio.IncompleteReadError, msgspec.MsgspecError, ValueError) as error:
-            raise Died(await self._cause_of_death(error), self._scorer) from error
+            raise await self._died(error, self._scorer) from error
         finally:
             exchange.cancel()
         if self.died.done():
-            raise Died(await self._cause_of_death(None), self._scorer)
+            raise await self._died(None, self._scorer)
         if what:
             raise Died(f"{what} took longer than {limit_s:g} s")
         raise Overdue(self._scorer)

@@ -133,7 +133,7 @@ def test_a_first_process_that_is_killed_is_started_once_more(times: int, monkeyp
 
     async def scene() -> None:
         stage = Stage(monkeypatch)
-        stage.failures = [Died("the environment process was killed by signal SIGKILL")] * times
+        stage.failures = [Died("the environment process was killed by signal SIGKILL", is_killed=True)] * times
         if times == 1:
             await stage.pool.start()
             assert stage.pool.num_ready == 1

@@ -54,7 +54,7 @@ def test_first_process_alone_loads_the_scorers_before_any_other(monkeypatch: pyt
 def test_a_first_process_that_is_killed_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stage = Stage(monkeypatch)
-        errors = [Died("the scoring process was killed by signal SIGKILL")]
+        errors = [Died("the scoring process was killed by signal SIGKILL", is_killed=True)]
         stage.start_error = lambda number: errors.pop() if errors else None
         await stage.pool.start()
         assert errors == []

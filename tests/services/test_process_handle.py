@@ -261,6 +261,7 @@ def test_death_says_how_whether_or_not_a_child_holds_the_stream(status: int, wor
             await scoring
         assert raised.value.reason == words
         assert raised.value.scorer == "a"
+        assert raised.value.is_killed == (status == -9)
 
     play(scene)
 
