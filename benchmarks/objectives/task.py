@@ -49,7 +49,7 @@ class Rows:
     """The prompts of a task as tokens, and what an answer is worth."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        self._tokenizer = build_tokenizer("characters:running_sum", None)
+        self.tokenizer = build_tokenizer("characters:running_sum", None)
         self._train = running_sum.rows(seed, "train", options=task.options)
         self._task, self._seed = task, seed
 
@@ -64,11 +64,11 @@ class Rows:
 
     def prompt(self, row: dict[str, Any]) -> np.ndarray:
         """int32 tokens of the prompt."""
-        return np.array(self._tokenizer.encode(row["prompt"], add_special_tokens=False), np.int32)
+        return np.array(self.tokenizer.encode(row["prompt"], add_special_tokens=False), np.int32)
 
     def is_right(self, row: dict[str, Any], answer: np.ndarray, finish_reason: str) -> bool:
         """Whether the sampled tokens are a correct answer."""
-        text = self._tokenizer.decode(answer.tolist(), skip_special_tokens=True)
+        text = self.tokenizer.decode(answer.tolist(), skip_special_tokens=True)
         return running_sum.is_correct(row, text, finish_reason)
 
 

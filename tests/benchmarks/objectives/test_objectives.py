@@ -109,6 +109,21 @@ def test_samples_of_a_version_have_the_log_probs_of_its_weights(model: Path, tmp
         assert metrics["ess"] == pytest.approx(1, abs=1e-4)
 
 
+def test_an_answer_ends_at_the_end_of_sequence_token(model: Path, tmp_path: Path) -> None:
+    async def batch() -> list[BatchSample]:
+        async with Sampler(model, SMALLEST, Rows(SMALLEST, 1), tmp_path / "weights", seed=1) as sampler:
+            await sampler.load(Training(model, settings_of("decoupled"), num_steps=9, groups=4).weights())
+            return await sampler.batch(0)
+
+    end = build_tokenizer("characters:running_sum", None).eos_token_id
+    trajectories = [sample.trajectory for sample in asyncio.run(batch())]
+    answers = [one.tokens_T[one.loss_mask_T] for one in trajectories]
+    assert any(end in answer for answer in answers), "a random model samples the token"
+    for trajectory, answer in zip(trajectories, answers, strict=True):
+        assert end not in answer[:-1]
+        assert (trajectory.finish_reason == "stop") == (answer[-1] == end)
+
+
 def ended(sample: BatchSample) -> BatchSample:
     """As if its answer had ended before the token limit; a random model's seldom do."""
     trajectory: Trajectory = msgspec.structs.replace(sample.trajectory, finish_reason="stop")
