@@ -36,7 +36,7 @@ class Sampler:
         self._stop = stop_ids(model, rows.tokenizer)
         self._store = WeightStore(folder, "disk", keep=2)
         self._folder = folder
-        settings = EngineSettings(device="cpu", num_slots=128, max_context=2 * task.max_terms + task.max_new + 2)
+        settings = EngineSettings(device="cpu", num_slots=128, max_context=task.max_context)
         self._engine = EmbeddedEngine(model, settings, dtype="float32", num_threads=torch.get_num_threads())
         self._num_loads = self._num_groups = 0
         self._num_requests = 0

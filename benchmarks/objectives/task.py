@@ -15,6 +15,7 @@ import numpy as np
 from areal_like.tasks import running_sum
 from benchmarks.folders import REPOSITORY
 from benchmarks.runs import environment
+from rollout.tokens import PromptTokens
 from trainer.model.tokenizers import build_tokenizer
 
 CONFIG = REPOSITORY / "configs" / "quickstart.yaml"
@@ -35,10 +36,15 @@ class Task:
     @property
     def options(self) -> dict[str, Any]:
         """Options of the generator."""
-        return {"max_terms": self.max_terms, "pgeo": 0.25 if self.max_terms < 10 else 0.1}
+        return {"max_terms": self.max_terms, "pgeo": 0.4 if self.max_terms < 10 else 0.1}
+
+    @property
+    def max_context(self) -> int:
+        """Bound of prompt and answer, tokens."""
+        return 2 * self.max_terms + self.max_new + 2
 
 
-TASKS = {task.name: task for task in (Task("short", 6, 48, 24), Task("long", 16, 112, 12))}
+TASKS = {task.name: task for task in (Task("short", 6, 48, 16), Task("long", 16, 112, 12))}
 """`short`: sums of at most six terms. `long`: sums of up to sixteen terms, with answers of up to 100
 tokens in which every step must be right."""
 SMALLEST = Task("smallest", 3, 20, 4, 4)
@@ -50,6 +56,7 @@ class Rows:
 
     def __init__(self, task: Task, seed: int) -> None:
         self.tokenizer = build_tokenizer("characters:running_sum", None)
+        self._tokens = PromptTokens(self.tokenizer, template=None, add_bos="auto", max_context=task.max_context)
         self._train = running_sum.rows(seed, "train", options=task.options)
         self._task, self._seed = task, seed
 
@@ -64,7 +71,7 @@ class Rows:
 
     def prompt(self, row: dict[str, Any]) -> np.ndarray:
         """int32 tokens of the prompt."""
-        return np.array(self.tokenizer.encode(row["prompt"], add_special_tokens=False), np.int32)
+        return self._tokens.prompt(row)
 
     def is_right(self, row: dict[str, Any], answer: np.ndarray, finish_reason: str) -> bool:
         """Whether the sampled tokens are a correct answer."""

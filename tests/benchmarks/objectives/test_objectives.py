@@ -109,6 +109,12 @@ def test_samples_of_a_version_have_the_log_probs_of_its_weights(model: Path, tmp
         assert metrics["ess"] == pytest.approx(1, abs=1e-4)
 
 
+def test_prompts_and_demonstrations_begin_alike() -> None:
+    rows = Rows(SMALLEST, 1)
+    bos = rows.tokenizer.bos_token_id
+    assert rows.prompt({"prompt": "1+2="}).tolist() == [bos, *rows.tokenizer.encode("1+2=", add_special_tokens=False)]
+
+
 def test_an_answer_ends_at_the_end_of_sequence_token(model: Path, tmp_path: Path) -> None:
     async def batch() -> list[BatchSample]:
         async with Sampler(model, SMALLEST, Rows(SMALLEST, 1), tmp_path / "weights", seed=1) as sampler:
