@@ -191,8 +191,13 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
                 "summary": {"gspo": {lag: {"single": pair, "mean": pair, "norm": [2.0, None]} for lag in ("0", "64")}},
             },
             "curves, short": {
-                **made, "seeds": [1], "lags": [0, 64], "steps": 96, "tuned": {"gspo": "1e-4"},
-                "summary": {"gspo": {"0": [0.9, None], "64": [None, None]}},
+                **made, "seeds": [1, 2], "lags": [0, 64], "steps": 96,
+                "tuned": {"gspo": "1e-4"}, "tried": {"gspo": {"1e-4": 0.75, "2e-4": 0.5}},
+                "summary": {"gspo": {"0": [0.9, 0.2], "64": [None, None]}},
+                "rows": [
+                    {"variant": "gspo", "lag": lag, "seed": seed, "accuracy": accuracy}
+                    for lag, seed, accuracy in ((0, 1, 0.8), (0, 2, 1.0), (64, 1, 0.5), (64, 2, 0.7))
+                ],
             },
             "quickstart": {
                 **made, "seeds": [1], "rows": [quickstart_row(job, 1) for job in ("gspo", "cispo")],
@@ -205,7 +210,7 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
     }  # fmt: skip
     text = TABLES["objectives"](result)
     assert "| `gspo` | 0.500 ± 0.100 | 0.500 ± 0.100 | 0.50 | 0.50 | 2.00 | 2.00 |" in text
-    assert "| `gspo` | 1e-4 | 0.900 | - |" in text
+    assert "| `gspo` | 1e-4 (1e-4: 0.75; 2e-4: 0.50) | 0.900 ± 0.200 | - | -0.300 ± 0.000 |" in text
     assert "| `cispo`, seed 1 | 0: 0.200, 90: 0.950 | clean |" in text
     assert "| `vespo`, 2 seeds | before: 0.200 ± 0.000, after: 0.950 ± 0.010 |  |" in text
     assert text.count("<small>`python -m this`, 2026-01-02.</small>") == 4
