@@ -59,7 +59,7 @@ def import_object(name: str, where: str) -> Any:
             near = difflib.get_close_matches(part, names, n=1)
             right = ".".join([*parts[:index], *near])
             remedy = f"did you mean {module_name}:{right}?" if near else "fix the name"
-            raise UserError(f"module {module_name} has no {attribute}", where=where, remedy=remedy)
+            raise UserError(f"module {module_name} has no attribute {attribute}", where=where, remedy=remedy)
     return found
 
 

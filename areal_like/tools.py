@@ -154,7 +154,8 @@ def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
     for one in inspect.signature(function).parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
             what = f"parameter {one.name} of tool {name} cannot be passed by name"
-            raise UserError(what, where=where, remedy="use ordinary parameters or a single dict parameter")
+            remedy = "use parameters that can be passed by name (no *args, **kwargs or positional-only parameters)"
+            raise UserError(what, where=where, remedy=remedy)
         if one.name not in hints:
             remedy = f"add a type annotation, for example `{one.name}: str`"
             raise UserError(f"parameter {one.name} of tool {name} has no annotation", where=where, remedy=remedy)

@@ -129,7 +129,7 @@ def _checked(settings: Mapping[str, Any], where: str) -> tuple[int, float]:
     """Rank and scale. Raises UserError."""
     kind = settings.get("peft_type")
     if kind != "LORA":
-        raise UserError(f"peft_type is {kind}, but only LORA adapters are supported", where=where)
+        raise UserError(f"peft_type is {kind}, but only LORA is supported", where=where)
     changed = [key for key in UNUSED if settings.get(key)]
     if settings.get("bias", "none") != "none":
         changed.append("bias")

@@ -134,7 +134,7 @@ def pool_problems(config: RunConfig) -> Iterator[Problem]:
     if rollout.pool_gpus is not None and not each:
         yield Problem(
             ("rollout.pool_gpus", "rollout.engine.device"),
-            f"sets a number of GPUs, but the workers run on {rollout.engine.device}",
+            f"this key sets a number of GPUs, but the workers run on {rollout.engine.device}",
             "set rollout.pool_cpus, or rollout.engine.device: cuda",
         )
     elif rollout.pool_gpus is not None and rollout.pool_gpus != each * rollout.num_workers:
