@@ -124,7 +124,8 @@ class PromptEncoder:
         """
         places = [index for index, one in enumerate(messages) if one.get("role") == "assistant"]
         if not places or places[-1] != len(messages) - 1 or places[0] == 0:
-            raise UserError("`messages` must not begin with an assistant message, and must end with one")
+            what = "`messages` must not begin with an assistant message, and must end with one"
+            raise UserError(what, remedy="correct or remove the row")
         turns = WrittenTurns(messages, tools, stop, self)
         parts: list[tuple[list[int], bool]] = []
         before = 0

@@ -149,7 +149,8 @@ def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:  # annotations are the user's code
-        raise UserError(f"an annotation of tool {name} cannot be resolved ({error})", where=where) from error
+        what = f"an annotation of tool {name} cannot be resolved ({error})"
+        raise UserError(what, where=where, remedy="correct the annotation") from error
     fields: list[Any] = []
     for one in inspect.signature(function).parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):

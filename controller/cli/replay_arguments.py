@@ -94,7 +94,7 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
         "for example for a bug report.",
     )  # fmt: skip
     capsule.add_argument("run", metavar="RUN", help=run_help)
-    capsule.add_argument("--step", type=whole, required=True, metavar="N", help="step that the file contains")
+    capsule.add_argument("--step", type=whole, required=True, metavar="N", help="step to write to the file")
     capsule.add_argument("-o", "--out", required=True, metavar="FILE", help="output file, which must not exist")
 
 

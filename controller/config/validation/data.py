@@ -27,7 +27,8 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
             what = "is not a valid name for an evaluation set, because the name becomes part of metric names"
             yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 characters: letters, digits, _, . and -")
     if config.data.eval is not None and config.data.eval_sets:
-        yield Problem(("data.eval_sets", "data.eval"), "are mutually exclusive", "set only one of the two")
+        what = "data.eval and data.eval_sets are mutually exclusive"
+        yield Problem(("data.eval_sets", "data.eval"), what, "set only one of the two")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:
         what = "the answers of a greedy policy to one prompt are identical"
         yield Problem(("eval.num_samples", "eval.temperature"), what, "set eval.temperature above 0, for example 1.0")

@@ -84,5 +84,5 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (key_of_gpus, key),
                 "no GPU is reserved, but the device is cuda",
-                "set this key to null, or the device to cpu",
+                f"set this key to null, or set {key}: cpu",
             )

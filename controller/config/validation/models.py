@@ -76,7 +76,7 @@ def _endpoint_problems(key: str, model: CalledModelSettings) -> Iterator[Problem
     for name in ("source", "path", "adapter", "refresh_every", *OWN_WEIGHTS_KEYS):
         if getattr(model, name) is not None:
             what = "this key has no effect on a model behind an endpoint"
-            yield Problem((f"{key}.{name}", f"{key}.endpoint"), what, "remove one of the two keys")
+            yield Problem((f"{key}.{name}", f"{key}.endpoint"), what, f"remove this key, or {key}.endpoint")
     if model.trained:
         what = "a model behind an endpoint cannot be trained"
         yield Problem((f"{key}.trained", f"{key}.endpoint"), what, "set trained: false")

@@ -127,7 +127,7 @@ def pool_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("rollout.pool_gpus", "rollout.pool_cpus"),
             "the size of a pool can be set in GPUs or in CPUs, but not in both",
-            "set only one of the two",
+            "set only one of rollout.pool_gpus and rollout.pool_cpus",
         )
         return
     each = _set_aside(config, "rollout", "gpus", gpus_of_worker(config))
