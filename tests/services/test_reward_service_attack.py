@@ -70,4 +70,4 @@ def test_client_without_the_service_secret_is_served_and_one_with_other_keys_is_
     assert command("status", service.address, "--curve-dir", str(other), "--timeout-s", "0.5").returncode == 1
     missing = command("status", service.address, "--curve-dir", str(tmp_path / "none"))
     assert missing.returncode == 2
-    assert "create or copy the service's keys" in missing.stderr
+    assert "create its keys or copy them to this folder" in missing.stderr

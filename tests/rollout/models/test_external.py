@@ -225,7 +225,7 @@ def test_a_teacher_behind_an_endpoint_gives_the_log_probs_of_its_model(at_desk: 
 @pytest.mark.parametrize(
     ("behave", "words"),
     [
-        (lambda n, h, a: reply(h, {"choices": [{"text": "x"}], **USAGE}), "does not return log-probs of given tokens"),
+        (lambda n, h, a: reply(h, {"choices": [{"text": "x"}], **USAGE}), "does not return log-probs of prompt tokens"),
         (lambda n, h, a: reply(h, b"no such route", 404), "rejected the request: status 404"),
     ],
 )
