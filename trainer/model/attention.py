@@ -125,7 +125,7 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     if kinds - {"full_attention"}:
         raise UserError(
-            f"{config.model_type} has layers of the unsupported kind {', '.join(sorted(kinds - {'full_attention'}))}",
+            f"{config.model_type} has layers of unsupported types: {', '.join(sorted(kinds - {'full_attention'}))}",
             where="model",
             remedy="use a different model; only full causal attention can be trained on packed sequences",
         )
