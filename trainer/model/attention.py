@@ -139,8 +139,8 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
         )
     if getattr(config, "attn_temperature_tuning", False):
         raise UserError(
-            f"{config.model_type} scales attention by a token's position in the packed row, not by its position in its "
-            "sequence",
+            f"{config.model_type} scales attention by a token's position in the packed row instead of in its sequence, "
+            "which gives wrong results",
             where="model",
             remedy="set attn_temperature_tuning to false in its config.json if your sequences are shorter than its "
             "floor_scale, or use a different model",
