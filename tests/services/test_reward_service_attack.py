@@ -52,7 +52,7 @@ def test_service_and_clients_of_one_user_find_the_same_keys_by_themselves(servic
     keys = service_keys_folder()
     assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
     assert keys.stat().st_mode & 0o777 == 0o700
-    assert re.search(rf"(created|using) keys in {re.escape(str(keys))}; each client needs a copy", service.log)
+    assert re.search(rf"(created|using) keys in {re.escape(str(keys))}; copy this folder", service.log)
     assert command("status", service.address, "--timeout-s", "250").returncode == 0
 
 

@@ -277,7 +277,9 @@ def test_the_tokenizer_is_compared_at_each_start_but_not_in_a_replay_or_without_
         limits = {"max_tokens_total": 1, "on_exhausted": on_exhausted}
         at_desk(starts, models=[helper(other, **recorded, **limits)])  # its answers are recorded
     assert len(other.asked) == num_asked
-    assert caplog.text.count("is not compared, because the budget is used up (max_tokens_total: ") == 2
+    assert (
+        caplog.text.count("is not compared with the policy's, because the budget is used up (max_tokens_total: ") == 2
+    )
 
 
 def test_a_chat_endpoint_computes_no_log_probs(at_desk: Any, serve: Any) -> None:

@@ -236,6 +236,7 @@ def test_correction_of_the_users_is_checked(source: str, options: dict[str, Any]
     with pytest.raises(UserError) as caught:
         check_objective("toy_losses:mine", {"of": "loss", **section})
     assert words in caught.value.what
+    assert "trainer.loss.corrections" in str(caught.value)
 
 
 # ---------------------------------------------------------------- in a step
