@@ -15,8 +15,8 @@ seeds.
 Every other version is evaluated, so a fall may have occurred one version before the evaluation that shows it. A fall
 may be temporary: compare `last` with `best`.
 
-`aligned`: the largest cosine that five consecutive measurements of `gradient_cosine` reached. The report has the finding
-`gradients_aligned` from its bound on (controller/report/learning.py).
+`aligned`: the largest cosine that five consecutive measurements of `gradient_cosine` reached. Where it is at least
+COSINE_LARGE of controller/report/learning.py, the report had the finding `gradients_aligned`.
 """
 
 from __future__ import annotations
