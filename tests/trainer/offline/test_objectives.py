@@ -80,7 +80,7 @@ def test_gradients_are_those_of_finite_differences(random: np.random.Generator, 
     def value(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
         if loss == "bradley_terry":
             return bradley_terry_losses(chosen, rejected).sum()
-        return preference_losses(chosen, rejected, *parts[2:], settings).sum()
+        return preference_losses(chosen, rejected, parts[2], parts[3], settings).sum()
 
     chosen, rejected = (part.clone().requires_grad_() for part in parts[:2])
     found = torch.stack(torch.autograd.grad(value(chosen, rejected), (chosen, rejected)))
