@@ -173,7 +173,7 @@ class Dashboard:
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
         if not self.access.is_same_origin(request.headers):
-            raise web.HTTPForbidden(text="the request comes from a different site")
+            raise web.HTTPForbidden(text="the request comes from a different origin")
         if not self.access.is_token(request.headers.get(TOKEN_HEADER)):
             raise web.HTTPForbidden(text="the token is wrong; use the token that `areal-like dashboard` printed")
         body = await _body(request)

@@ -179,7 +179,9 @@ class LiveTable(Table):
                 f"the first {extent.offset:,} bytes of the file differ from those that epoch {extent.epoch} of the run "
                 "used"
             )
-            raise UserError(what, where=str(self._path), remedy="restore these bytes; rows may only be appended")
+            raise UserError(
+                what, where=str(self._path), remedy="restore the original lines; lines may only be appended"
+            )
         self.extents.append(extent)
 
     def _append(self, until: int | None) -> dict[int, str]:

@@ -251,8 +251,8 @@ def _aligned(data: RunData) -> list[Rated]:
         "warning",
         "Gradients of consecutive updates point in the same direction: their cosine similarity stays at "
         f"{figure(np.nanmedian(newest))}",
-        f"This is the median of {COSINE_MEASURED} measurements. Updates on samples of the same old policy repeat each "
-        "other",
+        f"This is the median of {COSINE_MEASURED} measurements. Updates on samples from the same old policy are partly "
+        "redundant",
         capital("; ".join(ways)),
     )
     return [Rated(Weight.POLICY, finding, float(np.nanmedian(newest)))]

@@ -208,7 +208,7 @@ def test_equal_rewards_within_groups_do_carry_a_signal_where_the_batch_is_the_ba
 
 def test_groups_left_out_for_want_of_signal_are_reported_where_they_are_many():
     found = verdict(summary={"audit": "clean", "groups_drawn": 1000, "groups_filtered": 750})
-    assert found.title.startswith("75 % of the drawn groups were excluded")
+    assert found.title.startswith("75 % of all groups were excluded")
     assert "4 times as many batches" in found.predicted
 
 
@@ -224,7 +224,7 @@ def test_episodes_that_end_at_a_limit_do_not_explain_equal_rewards():
     rows = step_rows(reward_mean=0.0, cut_share=1.0, turns_max=3.0, **silent)
     first, second, *_ = diagnose(made_run(steps=rows, samples=stats(np.zeros(320))))
     assert (first.kind, second.kind, second.severity) == ("no_signal", "answers_cut", "warning")
-    assert second.title == "100 % of the episodes ended at a limit instead of their end"
+    assert second.title == "100 % of the episodes were stopped by a limit before they had finished"
     assert "max_turns" in second.advice
 
 

@@ -37,7 +37,7 @@ def found(config: RunConfig) -> list[str]:
             "system_prompt.*whose programs create the messages",
         ),
         ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
-        ({"early_stop": {}}, "early_stop: requires evaluations"),
+        ({"early_stop": {}}, "early_stop: this key requires evaluations"),
         (
             {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},
             "early_stop.metric: no evaluation provides the metric `acuracy`.*accuracy",
