@@ -98,7 +98,7 @@ class EffectDispatcher:
             self._tally.lengths.record(effect := entry.effect)
             self._tally.sources.record(effect)
             if isinstance(effect, StoreFinished) and effect.purpose == "eval":
-                self._keep_answer(effect, entry.response_text)
+                self._keep_answer(effect, entry)
             elif isinstance(effect, StoreFinished):
                 is_cut = any(one.finish_reason == "length" for one in entry.trajectories)
                 self._tally.signs.record(effect, entry.verdict, entry.response_text, is_cut=is_cut)
@@ -179,8 +179,10 @@ class EffectDispatcher:
         )
         self._tracer.instant("batch_sent", step=effect.step, groups=len(effect.groups))
 
-    def _keep_answer(self, effect: StoreFinished, answer: str) -> None:
-        outcome = effect.outcome
+    def _keep_answer(self, effect: StoreFinished, entry: LedgerEntry) -> None:
+        outcome, answer = effect.outcome, entry.response_text
+        if entry.verdict is not None:
+            self._tally.values.record(outcome.first_version, outcome.group_id, entry.verdict.components)
         if self._slices is not None:
             self._slices.record(outcome.first_version, outcome.group_id, outcome.num_tokens, answer, effect.value)
         item = self._rows.layout[outcome.group_id]
@@ -198,6 +200,8 @@ class EffectDispatcher:
         if not num_scored:
             return
         metrics = self._tally.eval_metrics[effect.version]
+        values = self._tally.values.finish(effect.version, effect.values, num_samples=self._rows.layout.num_samples)
+        self._journal.measure("eval_values", version=effect.version, **values)  # before `eval`, which is looked at
         self._journal.measure(
             "eval", version=effect.version, **metrics, num_scored=num_scored, num_rows=num_rows,
             eval=effect.kind, answers=answers,

@@ -35,7 +35,8 @@ def test_a_steps_row_has_the_signs_of_its_samples_and_the_next_one_starts_empty(
     row = signs.row()
     assert row == {
         "forged_share": 0.5, "repeated_share": pytest.approx(0.5), "symbol_share": pytest.approx(1 / 6),
-        "held_out/judge": 0.25, "length_reward_correlation": 1.0,
+        "held_out/judge": pytest.approx(0.5 / 3), "held_out_error/judge": pytest.approx(0.125),
+        "length_reward_correlation": 1.0,
     }  # fmt: skip
     assert signs.row() == {}
 
