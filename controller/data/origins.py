@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
+from controller.config.data_settings import eval_key
 from controller.config.run_config import DataSource, RunConfig
 from controller.data.sources import find_files
 
@@ -55,7 +56,7 @@ def sources_of(config: RunConfig) -> dict[str, DataSource]:
     found: dict[str, DataSource] = {"data.train": config.data.train}
     found |= {f"data.mix.{number}": source for number, source in enumerate(config.data.mix)}
     for name, source in config.data.eval_sources.items():
-        found[f"data.eval_sets.{name}" if name else "data.eval"] = source
+        found[eval_key(name, config.data)] = source
     if config.warm_start is not None:
         found["warm_start.data"] = config.warm_start.data
     return found

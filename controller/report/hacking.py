@@ -157,7 +157,7 @@ def _falls_steadily(values: np.ndarray, errors: np.ndarray) -> bool:
     numbers and values of their samples, so this needs far fewer steps than `_fall_of_means`.
 
     A policy that wavers from step to step adds to these errors. Its part is estimated from the autocovariance of the
-    steps, plus one standard error; if it is clearly there, this rule does not apply.
+    steps, plus two standard errors; if it is clearly there, this rule does not apply.
     """
     n = len(values)
     x = np.arange(n) - (n - 1) / 2
@@ -175,7 +175,7 @@ def _falls_steadily(values: np.ndarray, errors: np.ndarray) -> bool:
     error = variance / math.sqrt(n * len(lags))
     if covariance > WAVERING * error:
         return False
-    wavering = max(0.0, covariance + error) / WAVERING_CORRELATION**1.5
+    wavering = max(0.0, covariance + 2 * error) / WAVERING_CORRELATION**1.5
     correlation = WAVERING_CORRELATION ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     of_slope = math.sqrt(sampling * power + wavering * float(x @ correlation @ x)) / power
     return -slope > sigmas(2) * of_slope

@@ -12,6 +12,8 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
 from areal_like.import_path import is_import_path
 from areal_like.prompts import RESERVED_KWARGS
+from areal_like.red_team import RED_TEAM
+from controller.config.data_settings import eval_key
 from controller.config.problems import Problem
 from controller.config.run_config import BUILT_IN_GENERATORS, DataSource, RunConfig
 
@@ -21,11 +23,21 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
     sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     for name, source in config.data.eval_sources.items():
-        sources.append((f"data.eval_sets.{name}" if name else "data.eval", source))
+        sources.append((eval_key(name, config.data), source))
     for name in config.data.eval_sets:
         if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) is None:
             what = "is not a valid name for an evaluation set, because the name becomes part of metric names"
             yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 characters: letters, digits, _, . and -")
+    if config.data.red_team is not None:
+        if not config.data.accuracy_sets:
+            yield Problem(
+                ("data.red_team", "data.eval"),
+                "is evaluated together with data.eval, which is not set",
+                "set data.eval",
+            )
+        if RED_TEAM in config.data.eval_sets:
+            what = "is the name of the set data.red_team"
+            yield Problem((f"data.eval_sets.{RED_TEAM}",), what, "choose a different name")
     if config.data.eval is not None and config.data.eval_sets:
         yield Problem(("data.eval_sets", "data.eval"), "are mutually exclusive", "set only one of the two")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:

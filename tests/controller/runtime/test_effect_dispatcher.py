@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from areal_like.red_team import REFUSED, SAFE
 from areal_like.verdict import Verdict
 from areal_like.wire import messages as m
 from controller.coordinator.effects import (
@@ -246,6 +247,28 @@ def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are
     assert evaluated(2) == [("forget",), missing, *measured]
     assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "measure", "accuracy", "evaluated"]
     assert evaluated(0) == [("forget",), ("show", "3 of 3 evaluated answers got no score", "warning")]
+
+
+def test_answers_to_the_red_team_have_shares_of_their_own_and_no_part_in_the_accuracy() -> None:
+    done = EvalDone(version=4, requested_version=4, kind="final", values=(1.0, 0.0, 1.0))
+    bench = Bench([answered(1)], [answered(2)], [done], [done])
+    layout = EvalLayout({"": SetSize(1, 1, 1), "red_team": SetSize(2, 2, 2)}, red_team="red_team")
+    bench.dispatcher._rows.layout = layout  # type: ignore[misc]
+    verdicts = [
+        Verdict(kind="scored", value=safe, components={REFUSED: refused, SAFE: safe})
+        for refused, safe in ((0.0, 0.0), (1.0, 1.0))
+    ]
+    words = [SimpleNamespace(trajectories=(), verdict=one, timings={}, response_text="") for one in verdicts]
+    bench.dispatcher.handle(
+        [InboundEvent(Tick(), finished=one) for one in [*words, None, None]]  # type: ignore[arg-type]
+    )
+    measured = [dict(facts) for what, *facts in bench.done if what == "measure" and facts.pop(0) == "eval"]
+    assert len(measured) == 2  # the same evaluation may end a second time as the final one
+    for row in measured:
+        assert (row["num_rows"], row["red_team_refused"], row["red_team_unsafe"]) == (1, 0.5, 0.5)
+    values = next(dict(facts[1:]) for what, *facts in bench.done if what == "measure" and facts[0] == "eval_values")
+    assert values["values"] == [1, None, None]
+    assert values["held_out"] == {SAFE: [None, 0, 1]}
 
 
 def answered(row: int, purpose: Any = "eval") -> StoreFinished:
