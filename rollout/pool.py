@@ -287,7 +287,9 @@ class SamplePool:
 
     def _after_red_team(self, run: SampleRun, sample: Sample) -> Sample:
         """The answer to a red-team prompt with its verdict. The policy answers also if a stage refuses the prompt,
-        because the answer's verdict says that it was blocked."""
+        because the answer's verdict says that it was blocked. One that crashed has no answer."""
+        if sample.verdict.kind == "crashed":
+            return sample
         safety, answer = self._bench.safety, printable(sample.response_text)
         try:
             looked = [] if safety is None else [

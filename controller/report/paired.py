@@ -129,13 +129,31 @@ def _row_means(row: Row, key: str) -> np.ndarray | None:
     found = _values(row)
     scores = found.get("values") if key == ACCURACY else (found.get("held_out") or {}).get(key.removeprefix(HELD_OUT))
     num_samples = found.get("num_samples", 1)
-    if not isinstance(scores, list) or not isinstance(num_samples, int) or num_samples < 1 or len(scores) % num_samples:
+    if isinstance(scores, list):
+        scores = _numbers(scores)
+    if not isinstance(scores, np.ndarray) or not isinstance(num_samples, int) or num_samples < 1:
         return None
-    flat = np.array([value if isinstance(value, int | float) else math.nan for value in scores], dtype=np.float64)
+    if len(scores) % num_samples:
+        return None
+    flat = scores
     by_row = flat.reshape(-1, num_samples)
     count = np.isfinite(by_row).sum(axis=1)
     means: np.ndarray = np.where(count > 0, np.nansum(by_row, axis=1) / np.maximum(count, 1), math.nan)
     return means
+
+
+def as_arrays(row: Row) -> Row:
+    """A row of kind `eval_values` with arrays instead of lists, for one that is compared many times."""
+    values, held_out = row.get("values"), row.get("held_out")
+    return {
+        **row,
+        **({"values": _numbers(values)} if isinstance(values, list) else {}),
+        **({"held_out": {name: _numbers(one) for name, one in held_out.items()}} if isinstance(held_out, dict) else {}),
+    }
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    return np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=np.float64)
 
 
 def _values(row: Row) -> dict[str, Any]:

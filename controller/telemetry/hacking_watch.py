@@ -7,7 +7,7 @@ from typing import Any
 
 from controller.report.data import RunData, with_values
 from controller.report.hacking import HELD_OUT_ERROR, KINDS, find
-from controller.report.paired import HELD_OUT
+from controller.report.paired import HELD_OUT, as_arrays
 from controller.run_folder.run_folder import RunFolder
 
 _STEP = ("step", "reward_mean", "response_len_mean", "length_reward_correlation", "repeated_share", "symbol_share",
@@ -65,7 +65,7 @@ class HackingWatch:
             )
         elif record["kind"] == "eval_values":
             self._values = {version: row for version, row in self._values.items() if version < record["version"]}
-            self._values[record["version"]] = dict(record)
+            self._values[record["version"]] = as_arrays(dict(record))
         else:
             self._evals = [row for row in self._evals if row["version"] < record["version"]]
             self._evals.append({key: record[key] for key in _EVAL if key in record})

@@ -257,6 +257,16 @@ def test_a_prompt_that_a_safety_stage_refuses_is_never_answered(tmp_path: Path) 
     with_pool(tmp_path, test)
 
 
+async def _crashed_on_red_team(bench: Bench, lease_id: int) -> Verdict:
+    """The verdict of an answer whose workflow raised."""
+    lease = task(lease_id)
+    lease.purpose, lease.row = "eval", {"prompt": "x", RED_TEAM_COLUMN: True}
+    bench.pool.take(lease)
+    await bench.settle()
+    await bench.end(lease_id, sample(5, verdict=Verdict(kind="crashed", reason="mine")))
+    return bench.book.unacked[lease_id].verdict
+
+
 def test_an_answer_to_a_red_team_prompt_is_judged_also_if_a_stage_refuses_it(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         bench.context.safety = safety({"kind": "words", "options": {"words": ["bad"]}})
@@ -277,6 +287,8 @@ def test_an_answer_to_a_red_team_prompt_is_judged_also_if_a_stage_refuses_it(tmp
             (RED_TEAM, {REFUSED: refused, SAFE: safe})
             for refused, safe in ((1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (1.0, 1.0))
         ]
+        crashed = await _crashed_on_red_team(bench, 8)
+        assert (crashed.kind, crashed.components) == ("crashed", {})
         trained = task(6)
         trained.row = {RED_TEAM_COLUMN: True}
         bench.pool.take(trained)
