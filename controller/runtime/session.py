@@ -285,6 +285,8 @@ class RunSession:
         grace_s = FAILED_GRACE_S if outcome.status == "failed" else self.config.launch.stop_grace_s
         await session.launcher.stop_all(grace_s, lambda: session.end.is_hurried)
         await session.launcher.close()
+        ending = {"kind": "end", "time_s": time.time(), "status": outcome.status, "reason": outcome.reason}
+        session.telemetry.sinks.offer(ending)
         await self._close_sinks(session)
         session.telemetry.status.end(RUN_STATUS[outcome.status])
         self.folder.write_state(RUN_STATUS[outcome.status], reason=outcome.reason)
