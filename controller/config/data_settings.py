@@ -77,7 +77,11 @@ class TrainSource(DataSource):
     """Stages of `areal-like data clean` that remove rows before a run starts; the kept rows and what was removed are
     in the run's folder `data/train`. Needs `path`."""
     follow: bool = False
-    """The file of `path` (.jsonl) grows while the run trains: lines that were appended enter at the next epoch."""
+    """The file of `path` (.jsonl), or the .jsonl files of the folder, grow while the run trains: lines and files that
+    were added enter at the next epoch."""
+    new_share: float | None = Field(None, gt=0, le=1)
+    """With `follow`: share of the draws that are rows which were added since the epoch began, as long as there are any;
+    null: they wait for the next epoch."""
 
 
 class MixedSource(DataSource):

@@ -77,12 +77,15 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
 def _follow(config: RunConfig) -> Iterator[Problem]:
     train, key = config.data.train, "data.train.follow"
     if not train.follow:
+        if train.new_share is not None:
+            yield Problem(("data.train.new_share", key), "has no effect without data.train.follow", f"set {key}: true")
         return
-    if train.path is None or not train.path.endswith(".jsonl") or any(sign in train.path for sign in "*?["):
+    is_named = train.path is not None and (train.path.endswith(".jsonl") or "." not in train.path.rpartition("/")[2])
+    if train.path is None or not is_named or any(sign in train.path for sign in "*?["):
         yield Problem(
             (key, "data.train.path"),
-            "requires a single .jsonl file to which lines are appended",
-            "set data.train.path to that file",
+            "requires a single .jsonl file to which lines are appended, or a folder of such files",
+            "set data.train.path to that file or folder",
         )
     others = {
         "data.train.stages": bool(train.stages), "data.train.limit": train.limit is not None,
