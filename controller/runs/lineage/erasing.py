@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from controller.runs.lineage.text import ranges
 
 RECORD = "erased.jsonl"
 """File in the run's folder with one line for each erased row: what it was used for."""
-REPORTS = ("report.html",)
+REPORTS = ("report.html", "samples.html")
 """Files that a command writes from the run's data, with texts of samples."""
 
 
@@ -79,7 +80,7 @@ def plan(found: Answer) -> Erasure:
     return made
 
 
-def _remains(made: Erasure, folder: RunFolder) -> Any:
+def _remains(made: Erasure, folder: RunFolder) -> Iterator[str]:
     if made.first_version is not None:
         yield (
             f"weights: version {made.first_version} and all later ones were trained on the row. Delete their "
