@@ -322,8 +322,8 @@ def _newest(rows: list[Row], key: str) -> list[Row]:
 
 def with_values(evals: Iterable[Row], values: Iterable[Row]) -> list[Row]:
     """Rows of kind `eval` with the row of kind `eval_values` of the same version under the key `values`."""
-    found = {row.get("version"): row for row in values}
-    return [{**row, "values": found[row["version"]]} if row.get("version") in found else row for row in evals]
+    found = {version: row for row in values if (version := _whole(row.get("version"))) is not None}
+    return [{**row, "values": found[row["version"]]} if row["version"] in found else row for row in evals]
 
 
 def _whole(value: Any) -> int | None:

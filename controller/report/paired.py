@@ -127,7 +127,10 @@ def _unpaired(early: Row, late: Sequence[Row]) -> Comparison | None:
 def _row_means(row: Row, key: str) -> np.ndarray | None:
     """Mean over the answers to each row, NaN without a score, N; None if they are not known."""
     found = _values(row)
-    scores = found.get("values") if key == ACCURACY else (found.get("held_out") or {}).get(key.removeprefix(HELD_OUT))
+    held_out = found.get("held_out")
+    scores = found.get("values")
+    if key != ACCURACY:
+        scores = held_out.get(key.removeprefix(HELD_OUT)) if isinstance(held_out, dict) else None
     num_samples = found.get("num_samples", 1)
     if isinstance(scores, list):
         scores = _numbers(scores)
@@ -152,8 +155,13 @@ def as_arrays(row: Row) -> Row:
     }
 
 
-def _numbers(values: Sequence[Any]) -> np.ndarray:
-    return np.array([value if isinstance(value, int | float) else math.nan for value in values], dtype=np.float64)
+def _numbers(values: Any) -> np.ndarray:
+    """Values as float64, N; NaN for what is no number. Empty for what is no list."""
+    known = values if isinstance(values, list) else []
+    try:
+        return np.array([value if isinstance(value, int | float) else math.nan for value in known], dtype=np.float64)
+    except OverflowError:  # an integer beyond the range of a float, in a damaged file
+        return np.full(len(known), math.nan)
 
 
 def _values(row: Row) -> dict[str, Any]:

@@ -131,6 +131,23 @@ def test_nothing_is_named_in_nine_of_ten_sound_runs(shares, judge, num_rows):
     assert sum(named(seed, shares, num_rows, judge=judge) for seed in range(10)) <= 1
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {}, {"values": 3}, {"values": [1, "x", None, 10**400]}, {"num_samples": 0}, {"num_samples": 7},
+        {"num_samples": "2"}, {"values": [[1]]},
+    ],
+)  # fmt: skip
+def test_damaged_values_are_no_comparison(damage):
+    sound = evaluation(0, [1.0] * 20)
+    damaged = evaluation(5, [0.5] * 20)
+    damaged["values"] = {**damaged["values"], **damage} if damage else None
+    same = compare(sound, [damaged])
+    assert same is None or same.error == math.sqrt(share_variance(sound) + share_variance(damaged))
+    assert compare(sound, [damaged], "held_out/judge") is None
+    assert compare(sound, [{**damaged, "values": {"held_out": [1]}}], "held_out/judge") is None
+
+
 def test_names_of_held_out_scorers_are_those_of_all_evaluations():
     rows = [evaluation(0, [1.0] * 20), evaluation(5, [1.0] * 20, judge=[0.5] * 20), {"values": "damaged"}]
     assert held_out_names(rows) == ["held_out/judge"]
