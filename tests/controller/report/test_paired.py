@@ -32,7 +32,7 @@ def evaluation(version: int, values: Any, *, num_samples: int = 1, **held_out: A
 
 
 def answers(rng: np.random.Generator, shares: list[float], num_rows: int, churn: float = 0.15) -> list[np.ndarray]:
-    """Solved rows of consecutive evaluations: rows have difficulties, and some of them are decided again in each evaluation."""
+    """Solved rows of consecutive evaluations: rows have difficulties, and some are decided again each time."""
     difficulty = rng.random(num_rows)
     noise = rng.random(num_rows)
     found = []
