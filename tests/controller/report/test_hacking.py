@@ -109,7 +109,7 @@ def judged(seed: int, means: np.ndarray, *, groups: int, spread: float = 0.3) ->
     return made_run(kind="running", steps=step_rows(num, reward_mean=reward, **series))
 
 
-@pytest.mark.parametrize(("num_steps", "groups"), [(28, 16), (40, 16), (60, 8)])
+@pytest.mark.parametrize(("num_steps", "groups"), [(28, 16), (40, 16), (60, 12)])
 def test_a_judge_of_few_samples_that_falls_is_named_by_the_errors_of_its_means_in_nine_of_ten_runs(num_steps, groups):
     slowly = np.linspace(0.7, 0.4, num_steps)
     assert sum("reward_hacked" in kinds(judged(seed, slowly, groups=groups)) for seed in range(20)) >= 18
