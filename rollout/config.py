@@ -9,6 +9,7 @@ from pydantic import Field
 from areal_like import limits
 from areal_like.config import AddBos, Threads
 from areal_like.device_names import AUTO
+from areal_like.red_team import RedTeamSettings
 from areal_like.safety import SafetyStage
 from areal_like.settings import DType, Settings
 from rollout.model_settings import CalledModelSettings as CalledModelSettings
@@ -202,6 +203,8 @@ class RolloutSettings(Settings):
     """Models that the workflow calls in addition to the policy, and roles of the policy."""
     safety: tuple[SafetyStage, ...] = ()
     """Stages that refuse, mask or count what they find in prompts and answers (docs/safety.md)."""
+    red_team: RedTeamSettings = RedTeamSettings()
+    """How answers to data.red_team are judged (docs/safety.md)."""
     prompt_template: str | None = None
     """None: the chat template if the tokenizer has one, else the unchanged prompt. Otherwise text with {prompt}."""
     add_bos: AddBos = "auto"

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, UserError
+from areal_like.red_team import RED_TEAM, RED_TEAM_COLUMN
 from areal_like.safety import Looked
 from areal_like.secret_values import without_secrets
 from areal_like.trace import move_name
@@ -125,6 +126,11 @@ class SampleRun:
             return
         self._bench.doing.moved(self._phase, phase)
         self._phase = phase
+
+    @property
+    def is_red_team(self) -> bool:
+        """Whether its row is one of data.red_team, which no scorer sees."""
+        return self.task.purpose == "eval" and bool(self.task.row.get(RED_TEAM_COLUMN))
 
     @property
     def is_movable(self) -> bool:
@@ -235,6 +241,8 @@ class SampleRun:
     async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
         """See `SampleTools.score`. Invalid Unicode is sent with replacement characters."""
         response = printable(response)
+        if self.is_red_team:
+            return self.verdict(0.0, scorer=RED_TEAM)  # the final one is made of the whole answer (pool.py)
         if self._bench.safety is not None:
             try:
                 looked = self._bench.safety.look(response, "answers")

@@ -18,6 +18,7 @@ import numpy as np
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, sentences
 from controller.report.minimum import MIN_STEPS
+from controller.report.paired import compare, known
 from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of, window
 
 MIN_TREND_STEPS = 6
@@ -121,26 +122,22 @@ def _rewards(rows: Sequence[dict[str, Any]], k: int) -> tuple[np.ndarray, np.nda
 
 
 def accuracy_fall(data: RunData) -> Fall | None:
-    """Fall of held-out accuracy from its best evaluation to the last one."""
-    rows = [row for row in data.evals if math.isfinite(number(row, "accuracy"))]
-    if len(rows) < 2:
+    """Fall of held-out accuracy from its best evaluation to the last one, over the rows that both have."""
+    *earlier, last = known(data.evals) or [{}]
+    compared = [(row, same) for row in earlier if (same := compare(row, (last,))) is not None]
+    if not compared:
         return None
-    best = max(rows, key=lambda row: number(row, "accuracy"))
-    last = rows[-1]
-    high, low = number(best, "accuracy"), number(last, "accuracy")
-    variance = sum(
-        p * (1 - p) / max(1.0, number(row, "num_scored", 1.0))
-        for row in (best, last)
-        for p in [min(1.0, max(0.0, number(row, "accuracy")))]
-    )
-    since = next(row for row in rows[rows.index(best) :] if number(row, "accuracy") <= (high + low) / 2)
+    best, same = max(compared, key=lambda pair: pair[1].fall)
+    high, low = same.early, same.late[0]
+    after = [row for row in known(data.evals) if row["version"] >= best["version"]]
+    since = next((row for row in after if number(row, "accuracy") <= (high + low) / 2), last)
     return Fall(
         best=high,
         last=low,
         best_step=int(best["version"]),
         since_step=int(since["version"]),
         share=(high - low) / abs(high) if high else 0.0,
-        is_certain=high - low > SIGMAS * math.sqrt(variance),
+        is_certain=same.is_certain(len(compared)),
     )
 
 

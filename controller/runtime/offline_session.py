@@ -81,13 +81,14 @@ class OfflineSession:
         try:
             sinks = open_sinks(self._config, folder, run_id, display.note)
             view = OfflineView(display, status, sinks)
+            end: Status = "failed"
             with rendezvous_folder() as meeting:
                 try:
                     await self._start(run_id, rendezvous_address(meeting))
                     end = self._judge(await self._follow(view), view)
                 finally:
                     await self._launcher.stop_all(END_GRACE_S)
-                    view.close()
+                    view.close(end)
         except BaseException as error:
             status.end("failed")
             folder.write_state("failed", reason=str(error))
