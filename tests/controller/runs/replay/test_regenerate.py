@@ -150,7 +150,7 @@ def shorter(one: Trajectory) -> Trajectory:
 CHANGES: dict[str, tuple[Change, dict[str, Any]]] = {
     "token": (token, {"kind": "token", "token": 3, "version": 1}),
     "log-prob": (logprob, {"kind": "log-prob", "token": 3, "version": 1}),
-    "version": (version, {"kind": "log-prob", "token": 3, "version": 2}),
+    "version": (version, {"token": 3, "version": 2}),
     "end": (shorter, {"kind": "end"}),
 }
 
