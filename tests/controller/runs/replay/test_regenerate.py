@@ -65,10 +65,12 @@ def run(made: RunFolder, tmp_path: Path) -> RunFolder:
 def regenerated(
     run: RunFolder, capsys: pytest.CaptureFixture[str], status: int | None = 0, **options: Any
 ) -> dict[str, Any]:
-    """The JSON of the command, which must exit with `status`."""
+    """The JSON of the command, which must exit with `status`. Before it may be lines that libraries print when they are
+    imported."""
     chosen = {"first": None, "last": None, "num_samples": None, **options}
     assert regenerate_run(run, as_json=True, **chosen) == status
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(said[said.index("{\n") :])
     return found
 
 
