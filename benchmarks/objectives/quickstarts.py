@@ -63,7 +63,7 @@ def _job(measured: Measured, name: str, seed: int, runs_dir: Path, done: dict[st
         return done[name]
     teacher = ""
     if any(TEACHER in one for one in JOBS[name]):
-        teacher = str(Path(_job(measured, "decoupled_ppo", seed, runs_dir, done)["folder"]) / "final")
+        teacher = str(runs_dir / _job(measured, "decoupled_ppo", seed, runs_dir, done)["folder"] / "final")
     settings = [f"seed={seed}", "metrics.report=false", *(one.replace(TEACHER, teacher) for one in JOBS[name])]
 
     def run() -> Row:
@@ -71,7 +71,7 @@ def _job(measured: Measured, name: str, seed: int, runs_dir: Path, done: dict[st
         folder = Path(summary["folder"])
         evals = [row for row in read_jsonl(RunFolder(folder).metrics) if row.get("kind") == "eval"]
         curve = [(row["version"], row["accuracy"]) for row in evals]
-        return {"folder": str(folder), "curve": curve, **{key: summary[key] for key in KEYS}}
+        return {"folder": folder.name, "curve": curve, **{key: summary[key] for key in KEYS}}
 
     done[name] = measured.row([str(CONFIG), *settings], run)
     return done[name]
