@@ -368,3 +368,7 @@ class Supervisor:
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time so far by process, including the controller; unknown ones are left out."""
         return self._launcher.cpu_seconds()
+
+    def queue_seconds(self) -> dict[str, float]:
+        """Seconds that threads of each process of this machine waited for a core; unknown ones are left out."""
+        return self._launcher.queue_seconds()
