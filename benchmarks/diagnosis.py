@@ -40,7 +40,7 @@ from areal_like.guard import tied
 from benchmarks.diagnosis_set_ups import FILES, QUICK, SET_UPS, SetUp
 from benchmarks.runs import command_of, environment, write
 from controller.launch.forked import SHARED
-from controller.wiring.process_specs import PRELOAD
+from controller.wiring.preload import PRELOAD
 
 LIMIT_S = 1800.0
 """Time limit of one command; only ends one that hangs."""

@@ -99,6 +99,9 @@ def tail_of(log_path: Path, num_lines: int = 15, *, start: int = 0) -> str:
 class Launcher(ABC):
     """Processes of one run, by name. `open` before the first start, `close` when all are stopped."""
 
+    is_forking = False
+    """Whether it forks processes from one that has imported their modules."""
+
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self.user_path = Path.cwd()

@@ -21,7 +21,7 @@ from areal_like.errors import OperationError, UserError
 from areal_like.process import USER_MISTAKE, describe_status, last_error
 from areal_like.wire.batch_stream import write_batch
 from areal_like.wire.messages import Batch
-from controller.launch.local import child_environment
+from controller.launch.environments import child_environment
 from controller.wiring.process_specs import MODULES
 from controller.wiring.replay import REPLAY, ReplaySpec, in_scratch
 

@@ -20,6 +20,7 @@ from controller.launch.processor import cpu_seconds, machine_busy_s, queue_secon
 from controller.report.cores import available, between, used
 from controller.report.flow_charts import processor_time
 
+HAS_QUEUES = os.path.exists("/proc/self/schedstat")
 SPIN = "import time; t = time.process_time() + 0.4\nwhile time.process_time() < t: pass\n"
 FAMILY = f"""
 import subprocess, sys
@@ -39,7 +40,7 @@ def test_a_process_is_reported_with_what_it_started_dead_or_alive(tmp_path):
         assert found["family"] <= (launcher.cpu_s_of("family") or 0.0) + 0.01
         assert found["family"] >= (0.7 if sys.platform == "linux" else 0.35), "of 0.4 s each, in hundredths"
         assert found[CONTROLLER] >= time.process_time() - 0.1
-        if os.path.exists("/proc/self/schedstat"):
+        if HAS_QUEUES:
             assert launcher.queue_seconds().keys() == {"family", CONTROLLER}
         await launcher.stop_all(0.0)
 
@@ -85,7 +86,7 @@ def test_a_process_that_is_not_there_is_left_out():
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no scheduler statistics here")
+@pytest.mark.skipif(not HAS_QUEUES, reason="no scheduler statistics here")
 def test_a_process_that_has_to_share_a_core_waits_for_it_and_one_that_sleeps_does_not():
     core = min(os.sched_getaffinity(0))
     pin = f"import os; os.sched_setaffinity(0, {{{core}}})\n"
