@@ -71,7 +71,7 @@ def start() -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "areal_like.forkserver", "--starter", str(os.getpid()), *PRELOAD],
             env=child_environment(1, user_path=Path.cwd()),
-            stdin=theirs, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            stdin=theirs.fileno(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     except OSError:
         ours.close()

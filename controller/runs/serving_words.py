@@ -14,7 +14,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 def serving_words(folder: Path) -> list[str]:
     """One line per program. For an adapter they also name its base model.
 
-    SGLang and vLLM round a float32 model to 16 bits unless told otherwise, and would answer differently from the policy
+    SGLang and vLLM round a float32 model to 16 bits by default, and would answer differently from the policy
     that was trained.
     """
     place, name = shlex.quote(str(folder)), shlex.quote(folder.name)

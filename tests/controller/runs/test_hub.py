@@ -112,7 +112,7 @@ def test_a_folder_is_served_by_commands_that_can_be_pasted(tmp_path: Path) -> No
         ("[", False),
     ],
 )
-def test_servers_are_told_to_keep_float32(tmp_path: Path, config: str, is_float32: bool) -> None:
+def test_servers_are_asked_to_keep_float32(tmp_path: Path, config: str, is_float32: bool) -> None:
     (tmp_path / "config.json").write_text(config)
     assert [line.endswith(" --dtype float32") for line in serving_words(tmp_path)[:2]] == [is_float32] * 2
 
