@@ -10,7 +10,7 @@ from pathlib import Path
 
 from areal_like.errors import OperationError, UserError
 from areal_like.process import USER_MISTAKE, describe_status, last_error
-from controller.launch.local import child_environment
+from controller.launch.environments import child_environment
 
 
 def start_child(
