@@ -12,7 +12,8 @@ from typing import Any
 from areal_like.metrics import read_jsonl
 from benchmarks.measured import Measured
 from benchmarks.objectives.task import CONFIG
-from benchmarks.runs import mean_interval, train
+from benchmarks.runs import train
+from benchmarks.spreads import mean_interval
 from controller.run_folder.run_folder import RunFolder
 
 OFF = 'trainer.loss.weight.mode="off"'
