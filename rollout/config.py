@@ -9,6 +9,7 @@ from pydantic import Field
 from areal_like import limits
 from areal_like.config import AddBos, Threads
 from areal_like.device_names import AUTO
+from areal_like.red_team import RedTeamSettings
 from areal_like.safety import SafetyStage
 from areal_like.settings import DType, Settings
 from rollout.model_settings import CalledModelSettings as CalledModelSettings
@@ -18,8 +19,9 @@ Interruption = Literal["recompute", "keep_kv", "drain"]
 """Handling of running answers when a new version is swapped in."""
 
 
+SINGLE_TURN = "single_turn"
 BUILT_IN_WORKFLOWS = {
-    "single_turn": "rollout.workflow:SingleTurn",
+    SINGLE_TURN: "rollout.workflow:SingleTurn",
     "environment": "rollout.episode:EnvironmentWorkflow",
     "tools": "rollout.tool_episode:ToolWorkflow",
     "agent": "rollout.agent.workflow:AgentWorkflow",
@@ -191,7 +193,7 @@ class RolloutSettings(Settings):
     """
     routing: RoutingSettings = RoutingSettings()
     """How samples are assigned to workers; no effect with a single worker."""
-    workflow: str = "single_turn"
+    workflow: str = SINGLE_TURN
     """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tools` (calls of tools
     that `reward.environment` runs), `agent` (a program that calls the policy through OpenAI's or Anthropic's API),
     `traffic` (conversations of clients outside the run), `tool_sum` (running sums with a calculator), or your own
@@ -202,6 +204,8 @@ class RolloutSettings(Settings):
     """Models that the workflow calls in addition to the policy, and roles of the policy."""
     safety: tuple[SafetyStage, ...] = ()
     """Stages that refuse, mask or count what they find in prompts and answers (docs/safety.md)."""
+    red_team: RedTeamSettings = RedTeamSettings()
+    """How answers to data.red_team are judged (docs/safety.md)."""
     prompt_template: str | None = None
     """None: the chat template if the tokenizer has one, else the unchanged prompt. Otherwise text with {prompt}."""
     add_bos: AddBos = "auto"

@@ -182,7 +182,7 @@ class SamplePool:
         try:
             sample = None if self._refuses_prompt(run) else await self._made(run)
             if sample is not None and run.cut_reason is None and run.engine_error is None:
-                sample = self._after_safety(sample)
+                sample = self._after_red_team(run, sample) if run.is_red_team else self._after_safety(sample)
                 is_refused = sample.verdict.kind == REFUSED  # it is not trained on: no teacher is asked
                 self._finish(run, sample if is_refused else await run.with_teacher_logprobs(sample))
         except SampleCut:
@@ -258,7 +258,7 @@ class SamplePool:
     def _refuses_prompt(self, run: SampleRun) -> bool:
         """Look at the row's prompt; if a stage refuses it, the lease can never run."""
         safety = self._bench.safety
-        if safety is None or not safety.looks_at("prompts"):
+        if safety is None or not safety.looks_at("prompts") or run.is_red_team:
             return False
         try:
             looked = safety.look(prompt_text(run.task.row), "prompts")
@@ -284,6 +284,23 @@ class SamplePool:
             self._count(name, count)
         verdict = refusal(looked) if looked.refused_by else sample.verdict
         return msgspec.structs.replace(sample, response_text=looked.text, verdict=verdict)
+
+    def _after_red_team(self, run: SampleRun, sample: Sample) -> Sample:
+        """The answer to a red-team prompt with its verdict. The policy answers also if a stage refuses the prompt,
+        because the answer's verdict says that it was blocked. One that crashed has no answer."""
+        if sample.verdict.kind == "crashed":
+            return sample
+        safety, answer = self._bench.safety, printable(sample.response_text)
+        try:
+            looked = [] if safety is None else [
+                safety.look(prompt_text(run.task.row), "prompts"), safety.look(answer, "answers")
+            ]  # fmt: skip
+            is_blocked = any(one.refused_by for one in looked)
+            shown = looked[-1].text if looked else answer
+            verdict = self._bench.red_team.verdict(shown, is_blocked=is_blocked)
+        except Exception as error:  # a stage of the user may raise anything
+            return msgspec.structs.replace(sample, verdict=stage_crash(error))
+        return msgspec.structs.replace(sample, response_text=shown, verdict=verdict)
 
     async def _hand_back(self, run: SampleRun, reason: ReturnReason, detail: str = "") -> None:
         async with self.report_lock:

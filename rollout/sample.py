@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from areal_like.errors import EngineError, UserError
+from areal_like.red_team import RED_TEAM, RED_TEAM_COLUMN
 from areal_like.safety import Looked
 from areal_like.secret_values import without_secrets
 from areal_like.trace import move_name
@@ -26,7 +27,7 @@ from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import MAX_REASON_CHARS, REFUSED, Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase
-from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens
+from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens, turn_seed
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.environment_client import EnvironmentEpisode
 from rollout.model_settings import MODELS_KEY, CalledModelSettings
@@ -41,8 +42,6 @@ from rollout.workflow import Resumed, Sample, SampleCut
 
 SHORTEST_S = 2e-6
 """Shortest slice that an arrow can start from; the timeline has a resolution of microseconds."""
-_TURN_SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd 64-bit constant (golden ratio): turns of one sample draw from separate random streams."""
 
 
 def printable(text: str) -> str:
@@ -125,6 +124,11 @@ class SampleRun:
             return
         self._bench.doing.moved(self._phase, phase)
         self._phase = phase
+
+    @property
+    def is_red_team(self) -> bool:
+        """Whether its row is one of data.red_team, which no scorer sees."""
+        return self.task.purpose == "eval" and bool(self.task.row.get(RED_TEAM_COLUMN))
 
     @property
     def is_movable(self) -> bool:
@@ -235,6 +239,8 @@ class SampleRun:
     async def score(self, response: str, answer: Answer | Trajectory) -> Verdict:
         """See `SampleTools.score`. Invalid Unicode is sent with replacement characters."""
         response = printable(response)
+        if self.is_red_team:
+            return self.verdict(0.0, scorer=RED_TEAM)  # the final one is made of the whole answer (pool.py)
         if self._bench.safety is not None:
             try:
                 looked = self._bench.safety.look(response, "answers")
@@ -382,7 +388,7 @@ class SampleRun:
             prompt_P=prompt_P,
             prefix=answer,
             sampling=sampling,
-            seed=(task.seed + turn * _TURN_SEED_STEP) % 2**63 if turn else task.seed,
+            seed=turn_seed(task.seed, turn),
             segment_tokens=left,
             share_key=self._share_key() if turn == 0 else -1,
             session_key=-1 if self.is_resumable else self._session_key(role),

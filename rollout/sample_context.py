@@ -6,6 +6,7 @@ import itertools
 from typing import Protocol
 
 from areal_like.clock import Clock
+from areal_like.red_team import RedTeamJudge, RedTeamSettings
 from areal_like.safety import SafetyFilter
 from areal_like.trace import Tracer, arrow_name
 from areal_like.verdict import Verdict
@@ -48,8 +49,9 @@ class SampleContext:
         tracer: Tracer,
         models: ModelHosts | None = None,
         safety: SafetyFilter | None = None,
+        red_team: RedTeamJudge | None = None,
     ) -> None:
-        self.safety = safety
+        self.safety, self.red_team = safety, red_team or RedTeamJudge(RedTeamSettings())
         self.models = models or ModelHosts()
         self.engine, self.gate, self.tokens, self.rewards = engine, gate, tokens, rewards
         self.version_deadline_s, self.clock, self.tracer = version_deadline_s, clock, tracer

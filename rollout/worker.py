@@ -36,6 +36,7 @@ from areal_like.clock import Clock, SystemClock
 from areal_like.config import ProcessSpec
 from areal_like.errors import DeadlineExceeded, OperationError, UserError
 from areal_like.process import freeze_heap
+from areal_like.red_team import RedTeamJudge
 from areal_like.safety import SafetyFilter
 from areal_like.trace import Tracer
 from areal_like.wire.messages import (
@@ -135,6 +136,7 @@ class RolloutWorker:
             tracer=tracer,
             models=self._models,
             safety=SafetyFilter(settings.safety, "rollout.safety") if settings.safety else None,
+            red_team=RedTeamJudge(settings.red_team),
         )
         self._loader = VersionLoader(
             engine=engine,

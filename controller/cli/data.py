@@ -32,6 +32,8 @@ def data(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit status. Raises UserError, OperationError."""
     if arguments.part == "card":
         return _card(arguments)
+    if arguments.part == "review":
+        return _review(arguments)
     if arguments.part in ("labels", "relabel"):
         return _labels(arguments)
     if arguments.part == "answers":
@@ -67,6 +69,21 @@ def _labels(arguments: argparse.Namespace) -> int:
         min_agreement=arguments.min_agreement, most=arguments.most, from_version=arguments.from_version,
         as_json=arguments.json,
     )  # fmt: skip
+
+
+def _review(arguments: argparse.Namespace) -> int:
+    from controller.dashboard.review import Target, review_command
+
+    if bool(arguments.files) != bool(arguments.output):
+        what = "the data files and the folder of the new set must be given together"
+        raise UserError(what, where="-o", remedy="add data files and -o FOLDER, or remove both")
+    target = None
+    if arguments.files:
+        folder = Path(arguments.output).expanduser()
+        target = Target(arguments.files, folder, _columns(arguments), arguments.id_column)
+    return review_command(
+        arguments.review, host=arguments.host, port=arguments.port, token=arguments.token, target=target
+    )
 
 
 def _answers(arguments: argparse.Namespace) -> int:

@@ -83,6 +83,7 @@ def add_data(commands: Any, make: Callable[..., Any]) -> None:
 
 def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
     _add_answers(parts, make)
+    _add_review(parts, make)
     labels = make(
         parts, "labels", "list rows whose label is probably wrong", _LABELS_EPILOG,
         "List the rows for which the generated answers agree with each other but not with the row's label. The answers "
@@ -149,6 +150,26 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
     )
 
 
+def _add_review(parts: Any, make: Callable[..., Any]) -> None:
+    review = make(
+        parts, "review", "decide about wrong labels on a local page", _REVIEW_EPILOG,
+        "Serve a page on which each row of a review is accepted, rejected or removed. Every decision is written to the "
+        "review file at once. With data files and -o, the page can also write the new set, as `relabel` does.",
+    )  # fmt: skip
+    review.add_argument("review", metavar="REVIEW", help="output of `areal-like data labels -o`")
+    review.add_argument("files", nargs="*", metavar="FILE", help="data file or glob pattern that the review is about")
+    review.add_argument("-o", "--output", metavar="FOLDER", help="folder of the new set, which must not exist")
+    review.add_argument(
+        "--id-column", default="id", metavar="NAME", help="column that corresponds to `key` in the review (default: id)"
+    )
+    review.add_argument(
+        "--columns", action="append", default=[], metavar="ROLE=NAME", help="as for `areal-like data clean`"
+    )
+    review.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    review.add_argument("--port", type=whole, default=0, help="port (default: any free port)")
+    review.add_argument("--token", help="token of the page (default: a generated one, which is printed)")
+
+
 def _add_answers(parts: Any, make: Callable[..., Any]) -> None:
     answers = make(
         parts, "answers", "generate answers with an external model", _ANSWERS_EPILOG,
@@ -210,6 +231,14 @@ examples:
 format of a line in a file of answers: {"id": 7, "response": "so \\\\boxed{42}", "gold": "41", "prompt": "..."}
 
 exit status: 0 done; 2 a user error.
+"""
+_REVIEW_EPILOG = """\
+examples:
+  areal-like data labels quickstart -o review.jsonl
+  areal-like data review review.jsonl
+  areal-like data review review.jsonl train.jsonl -o train-2
+
+exit status: 0 ended by Ctrl-C; 2 a user error.
 """
 _RELABEL_EPILOG = """\
 decisions: accept (the answer replaces the label), reject (the label is kept), remove (the row is removed), null (no

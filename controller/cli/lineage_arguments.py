@@ -12,6 +12,7 @@ examples:
   areal-like lineage quickstart
   areal-like lineage quickstart --row train.jsonl:12
   areal-like lineage quickstart --row id=gsm-0042 --json
+  areal-like lineage quickstart --row train.jsonl:12 --erase
   areal-like lineage quickstart --sample 12.3 --svg sample.svg
   areal-like lineage runs/quickstart/checkpoints/step_000020
   areal-like lineage runs/quickstart/final
@@ -29,7 +30,7 @@ def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> No
         commands, "lineage", "show what a row, sample, step or model was created from and used for", _EPILOG,
         "Show lineage in both directions between files, rows, samples, steps, versions, checkpoints and exported "
         "models. Without options, show the lineage of the newest version of a run and report missing links. Nothing is "
-        "changed.",
+        "changed without --erase --yes.",
     )  # fmt: skip
     lineage.add_argument(
         "source", metavar="RUN|CHECKPOINT|FOLDER",
@@ -51,5 +52,12 @@ def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> No
         metavar="RUN",
         help="the run that trained the model, if the model is stored outside the run's folder",
     )
+    lineage.add_argument(
+        "--erase",
+        action="store_true",
+        help="with --row: show what erasing the row from the run's folder would do, and which models used it; with "
+        "--yes, erase it",
+    )
+    lineage.add_argument("--yes", action="store_true", help="erase without a further question")
     lineage.add_argument("--json", action="store_true", help="print one JSON object with nodes and edges")
     lineage.add_argument("--svg", default="", metavar="FILE", help="also write the lineage graph to this SVG file")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from areal_like import limits
+from areal_like.red_team import RED_TEAM
 from areal_like.settings import Settings
 from controller.config.curriculum_settings import CurriculumSettings
 
@@ -76,7 +77,11 @@ class TrainSource(DataSource):
     """Stages of `areal-like data clean` that remove rows before a run starts; the kept rows and what was removed are
     in the run's folder `data/train`. Needs `path`."""
     follow: bool = False
-    """The file of `path` (.jsonl) grows while the run trains: lines that were appended enter at the next epoch."""
+    """The file of `path` (.jsonl), or the .jsonl files of the folder, grow while the run trains: lines and files that
+    were added enter at the next epoch."""
+    new_share: float | None = Field(None, gt=0, le=1)
+    """With `follow`: share of the draws that are rows which were added since the epoch began, as long as there are any;
+    null: they wait for the next epoch."""
 
 
 class MixedSource(DataSource):
@@ -101,6 +106,9 @@ class DataSettings(Settings):
     eval_sets: dict[str, DataSource] = Field(default_factory=dict)
     """Several sets of held-out rows by name, instead of data.eval. Each has numbers of its own (`accuracy/NAME`), and
     `accuracy` is their mean."""
+    red_team: DataSource | None = None
+    """Prompts that the policy should refuse, evaluated together with data.eval: `red_team_refused` and
+    `red_team_unsafe` are shares of the answers, judged by rollout.red_team. They do not count for the accuracy."""
     shuffle: bool = True
     """Shuffle each epoch, as a pure function of the data seed."""
     seed: int | None = Field(None, ge=0, lt=2**63)
@@ -131,8 +139,22 @@ class DataSettings(Settings):
 
     @property
     def eval_sources(self) -> dict[str, DataSource]:
-        """Sets of held-out rows by name; a single one, data.eval, has the empty name"""
-        return dict(self.eval_sets) if self.eval is None else {"": self.eval}
+        """Sets of held-out rows by name; a single one, data.eval, has the empty name, and the last one may be
+        `red_team`"""
+        sets = dict(self.eval_sets) if self.eval is None else {"": self.eval}
+        return sets if self.red_team is None else {**sets, RED_TEAM: self.red_team}
+
+    @property
+    def accuracy_sets(self) -> tuple[str, ...]:
+        """Names of the sets that the accuracy is computed from"""
+        return tuple(name for name in self.eval_sources if not (name == RED_TEAM and self.red_team is not None))
+
+
+def eval_key(name: str, data: DataSettings) -> str:
+    """Key of a set of held-out rows in the configuration."""
+    if name == RED_TEAM and data.red_team is not None:
+        return "data.red_team"
+    return f"data.eval_sets.{name}" if name else "data.eval"
 
 
 def _are_sources(given: Mapping[str, Any]) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from controller.config.run_config import RunConfig
 
+RED_TEAM_METRICS = ("red_team_refused", "red_team_unsafe")
+"""Shares of the answers to data.red_team."""
 ACCURACY, PASS = "accuracy", "pass_at_"
 
 
@@ -21,5 +23,6 @@ def chosen_ks(num_samples: int) -> tuple[int, ...]:
 def metric_names(config: RunConfig) -> tuple[str, ...]:
     """Names of the metrics of this run's evaluations."""
     plain = (ACCURACY, *(f"{PASS}{k}" for k in chosen_ks(config.eval.num_samples)))
-    sets = config.data.eval_sources
-    return plain + tuple(f"{name}/{of}" for of in sets for name in plain) if len(sets) > 1 else plain
+    sets = config.data.accuracy_sets
+    of_sets = tuple(f"{name}/{of}" for of in sets for name in plain) if len(sets) > 1 else ()
+    return plain + of_sets + (RED_TEAM_METRICS if config.data.red_team is not None else ())

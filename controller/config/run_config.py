@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -143,6 +144,32 @@ class PrometheusSettings(Settings):
     """Address it listens on. Default: loopback; anyone who can reach another address can read the metrics."""
 
 
+class OpenLineageSettings(Settings):
+    """OpenLineage events of a run: data sets as inputs, checkpoints and the final model as outputs."""
+
+    url: str | None = Field(None, min_length=1)
+    """Base address of an OpenLineage API, such as `http://marquez:5000`; null: events are written to `file`."""
+    file: str | None = Field(None, min_length=1)
+    """File with one event a line, to which the events are appended; null: <run>/openlineage.jsonl."""
+    namespace: str = Field("areal-like", min_length=1)
+    """Namespace of the run's job."""
+    key_env: str | None = Field(None, min_length=1)
+    """Name of the environment variable with the key of the API; null: no key is sent."""
+
+    @model_validator(mode="after")
+    def _check_url(self) -> OpenLineageSettings:
+        if self.url is None:
+            return self
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("`url` must be an address such as http://marquez:5000")
+        if parts.username is not None or parts.password is not None or parts.query:
+            raise ValueError("`url` must not contain a key: name an environment variable in `key_env`")
+        if self.file is not None:
+            raise ValueError("`url` and `file` are mutually exclusive: set one of them")
+        return self
+
+
 class SinkSettings(Settings):
     """Additional destinations of metrics. metrics.jsonl is always written. A sink that is down, slow or broken never
     delays or ends the run; records that it misses are counted.
@@ -160,6 +187,8 @@ class SinkSettings(Settings):
     """Trackio; `{}`: the defaults; null: none."""
     prometheus: PrometheusSettings | None = None
     """Prometheus endpoint; `{}`: the defaults; null: none."""
+    openlineage: OpenLineageSettings | None = None
+    """OpenLineage events; `{}`: the defaults; null: none."""
     report: bool = True
     """Draw report.html and report.png when the run ends, which takes a few seconds; `areal-like report RUN`
     does so at any time."""
@@ -431,9 +460,7 @@ class RunConfig(Settings):
     @property
     def train_sampling(self) -> Sampling:
         """`sampling` in the form sent with a task"""
-        fields = self.sampling.model_dump(exclude={"forced_lengths", "stop"})
-        is_forced = self.sampling.forced_lengths is not None
-        return Sampling(**fields, stop=() if is_forced else self._stop, ignore_eos=is_forced)
+        return task_sampling(self.sampling.model_copy(update={"stop": self._stop}))
 
     @property
     def eval_sampling(self) -> Sampling:
@@ -451,6 +478,13 @@ class RunConfig(Settings):
     def _stop(self) -> tuple[str, ...]:
         """Emulated devices write no text that could be looked at."""
         return () if self.emulation is not None else self.sampling.stop
+
+
+def task_sampling(settings: SamplingSettings) -> Sampling:
+    """The section `sampling` in the form sent with a task of training."""
+    fields = settings.model_dump(exclude={"forced_lengths", "stop"})
+    is_forced = settings.forced_lengths is not None
+    return Sampling(**fields, stop=() if is_forced else settings.stop, ignore_eos=is_forced)
 
 
 def _filled(section: Any, key: str, value: object) -> Any:

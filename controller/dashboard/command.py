@@ -66,7 +66,7 @@ async def _serve(made: Dashboard, port: int, announce: Callable[[str], None]) ->
     runner = made.runner()
     await runner.setup()
     try:
-        await _listen(runner, made.access.host, port)
+        await listen(runner, made.access.host, port)
         for line in greeting(made, int(runner.addresses[0][1])):
             announce(line)
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -77,7 +77,7 @@ async def _serve(made: Dashboard, port: int, announce: Callable[[str], None]) ->
         await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+async def listen(runner: web.AppRunner, host: str, port: int) -> None:
     """Listen on the address. Raises UserError if it is not available."""
     try:
         await web.TCPSite(runner, host, port).start()

@@ -25,6 +25,7 @@ STATIC = {
     "samples.js": "text/javascript",
     "actions.js": "text/javascript",
     "differences.js": "text/javascript",
+    "review.js": "text/javascript",
     "report.js": "text/javascript",
     "plotly.js": "text/javascript",
 }

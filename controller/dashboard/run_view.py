@@ -25,7 +25,7 @@ from controller.dashboard.log_tail import LogTail
 from controller.report import overview, page
 from controller.report.answers import held_out_answers
 from controller.report.charts import number
-from controller.report.data import RunData, checked_pulse, read_settings
+from controller.report.data import RunData, checked_pulse, read_settings, with_values
 from controller.report.timeline import PulseTimeline, Timeline
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.facts import Facts, read_facts
@@ -84,6 +84,7 @@ class RunView:
         self._rewards: list[dict[str, Any]] = []
         self._evals: dict[int, dict[str, Any]] = {}
         self._slices: dict[int, dict[str, Any]] = {}
+        self._values: dict[int, dict[str, Any]] = {}
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_PULSES)
         self._events: dict[str, deque[dict[str, Any]]] = {kind: deque(maxlen=MAX_EVENTS) for kind in EVENT_KINDS}
         self._origin_s: float | None = None
@@ -112,6 +113,8 @@ class RunView:
             self._rewards.append({"step": row["step"], "reward_mean": row.get("reward_mean")})
         elif kind == "eval" and isinstance(row.get("version"), int):
             self._evals[row["version"]] = row
+        elif kind == "eval_values" and isinstance(row.get("version"), int):
+            self._values[row["version"]] = row
         elif kind == "slices" and isinstance(row.get("version"), int):
             self._slices[row["version"]] = row
         elif kind == "pulse":
@@ -153,7 +156,7 @@ class RunView:
             summary=facts.summary if facts else None,
             status=facts.status if facts else None,
             steps=list(self._steps.rows),
-            evals=[self._evals[version] for version in sorted(self._evals)],
+            evals=with_values([self._evals[version] for version in sorted(self._evals)], self._values.values()),
             slices=[self._slices[version] for version in sorted(self._slices)],
             pulses=self._pulses.rows,
             notes=list(self._events["note"]),

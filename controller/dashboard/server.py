@@ -1,6 +1,6 @@
-"""The dashboard's HTTP server: routes, error responses, event streams, one feed per page.
+"""The dashboard's HTTP server: routes, event streams, one feed per page.
 
-Access rules are in access.py, content in run_list.py and run_view.py, the command in command.py.
+Content is in run_list.py and run_view.py, access and error responses in guarding.py, the command in command.py.
 
 The server writes to no run folder. When a browser disconnects, its stream ends; with the last stream of a page its
 computation ends.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +19,17 @@ from typing import Any
 
 from aiohttp import web
 
-from areal_like.errors import UserError, first_line
-from controller.dashboard.access import COOKIE, HEADERS, TOKEN_HEADER, Access
-from controller.dashboard.actions import Actions, Busy
+from controller.dashboard.access import HEADERS, TOKEN_HEADER, Access
+from controller.dashboard.actions import Actions
 from controller.dashboard.differences import differences
 from controller.dashboard.feed import Feed, Viewer
-from controller.dashboard.pages import STATIC, asset, refusal_page, shell
+from controller.dashboard.guarding import body_of, check_origin, guarded, html, static_file
+from controller.dashboard.pages import shell
 from controller.dashboard.run_list import RunList, find_run
 from controller.dashboard.run_view import RunView
 from controller.dashboard.sample_view import answers_content, groups_content
 from controller.runs.sample_groups import GroupReader
 
-log = logging.getLogger(__name__)
 _QUIET = logging.getLogger(f"{__name__}.http")
 """Log level of the HTTP server, which logs a traceback for a request that is not HTTP; the client gets status 400."""
 _QUIET.setLevel(logging.CRITICAL)
@@ -40,7 +39,6 @@ HEARTBEAT_S = 15.0
 MAX_BODY_BYTES = 4096
 MAX_VIEWERS = 200
 SHUTDOWN_S = 2.0
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass
@@ -58,7 +56,7 @@ class Dashboard:
     @cached_property
     def application(self) -> web.Application:
         """Make the application with its routes."""
-        made = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        made = web.Application(middlewares=[guarded(self.access, "dashboard")], client_max_size=MAX_BODY_BYTES)
         made.router.add_get("/", self._list_page)
         made.router.add_get("/run/{name}", self._run_page)
         made.router.add_get("/events", self._list_events)
@@ -68,7 +66,7 @@ class Dashboard:
         made.router.add_post("/run/{name}/actions/{action}", self._act)
         made.router.add_get("/differences", self._differences_page)
         made.router.add_get("/differences/rows", self._differences)
-        made.router.add_get("/static/{name}", self._static)
+        made.router.add_get("/static/{name}", static_file)
         made.on_shutdown.append(self._shutdown)
         return made
 
@@ -78,71 +76,18 @@ class Dashboard:
             self.application, access_log=None, logger=_QUIET, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True
         )
 
-    # -------------------------------------------------------- access
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            self._check(request)
-            answer = await handler(request)
-        except web.HTTPException as error:
-            if error.status in (302, 303):
-                error.headers.update(HEADERS)
-                raise
-            answer = _refusal(request, error.status, error.text or error.reason)
-        except UserError as error:
-            answer = _refusal(request, 409 if isinstance(error, Busy) else 404, str(error))
-        except OSError as error:
-            answer = _refusal(request, 500, f"a file cannot be read ({error.strerror or error})")
-        except Exception as error:  # fault boundary: every request gets a response
-            log.exception("%s %s", request.method, request.path)
-            answer = _refusal(request, 500, f"the request failed ({first_line(error)})")
-        if not answer.prepared:
-            answer.headers.update(HEADERS)
-            answer.headers.setdefault("Cache-Control", "no-store")
-        return answer
-
-    def _check(self, request: web.Request) -> None:
-        if not self.access.knows_host(request.headers.get("Host")):
-            raise web.HTTPMisdirectedRequest(
-                text="the host name of this request is not a name of this server; use the address that `areal-like "
-                "dashboard` printed"
-            )
-        if not self.access.reads_need_token:
-            return
-        is_page = request.method == "GET" and request.match_info.http_exception is None
-        if is_page and self.access.is_token(request.query.get("token")):
-            # Removed from the URL, so that it is in no history and no log; from here on it is sent as a cookie.
-            found = web.HTTPSeeOther(request.rel_url.raw_path)
-            found.set_cookie(COOKIE, self.access.token, httponly=True, samesite="Strict", path="/")
-            raise found
-        given = [request.headers.get(TOKEN_HEADER), request.cookies.get(COOKIE)]
-        if not any(map(self.access.is_token, given)):
-            wrong = "the token is wrong" if any(given) or "token" in request.query else "this address needs a token"
-            raise web.HTTPUnauthorized(text=f"{wrong}; open the address that `areal-like dashboard` printed")
-
     # -------------------------------------------------------- pages
 
     async def _list_page(self, _: web.Request) -> web.StreamResponse:
-        return _html(shell("list"))
+        return html(shell("list"))
 
     async def _run_page(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         find_run(self.runs_dir, name)
-        return _html(shell("run", name))
-
-    async def _static(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info["name"]
-        if name not in STATIC:
-            raise web.HTTPNotFound(text="there is no such file")
-        body, tag = await asyncio.to_thread(asset, name)
-        headers = {"ETag": f'"{tag}"', "Cache-Control": "no-cache"}
-        if request.headers.get("If-None-Match") == headers["ETag"]:
-            return web.Response(status=304, headers=headers)
-        return web.Response(body=body, content_type=STATIC[name], charset="utf-8", headers=headers)
+        return html(shell("run", name))
 
     async def _differences_page(self, _: web.Request) -> web.StreamResponse:
-        return _html(shell("differences"))
+        return html(shell("differences"))
 
     async def _differences(self, request: web.Request) -> web.StreamResponse:
         return await self._looked_up(differences, self.runs_dir, request.query.getall("run", []))
@@ -172,11 +117,10 @@ class Dashboard:
     # -------------------------------------------------------- actions
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
-        if not self.access.is_same_origin(request.headers):
-            raise web.HTTPForbidden(text="the request comes from a different origin")
+        check_origin(self.access, request)
         if not self.access.is_token(request.headers.get(TOKEN_HEADER)):
             raise web.HTTPForbidden(text="the token is wrong; use the token that `areal-like dashboard` printed")
-        body = await _body(request)
+        body = await body_of(request)
         folder = find_run(self.runs_dir, request.match_info["name"])
         worker = body.get("worker", "")
         if not isinstance(worker, str):
@@ -224,27 +168,3 @@ async def _send(answer: web.StreamResponse, viewer: Viewer) -> None:
         if part is None:
             return
         await answer.write(part)
-
-
-async def _body(request: web.Request) -> dict[str, Any]:
-    """Parse the JSON object of the request. A form of another site cannot send this content type."""
-    if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text="send JSON")
-    try:
-        found = await request.json()
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise web.HTTPBadRequest(text="the request is not a JSON object")
-    return found
-
-
-def _html(page: str) -> web.Response:
-    return web.Response(text=page, content_type="text/html")
-
-
-def _refusal(request: web.Request, status: int, words: str) -> web.Response:
-    """One sentence: as a page for a browser, else as JSON."""
-    if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
-        return web.Response(status=status, text=refusal_page(words), content_type="text/html")
-    return web.json_response({"error": words}, status=status)

@@ -7,7 +7,7 @@ one answer per row, the number of an answer is the number of its row. Rows are s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -28,7 +28,7 @@ class SetSize(NamedTuple):
 
 
 class EvalLayout:
-    """The numbering of an evaluation's answers.
+    """The numbering of an evaluation's answers. `names`: sets that count for the accuracy.
 
     Example:
         >>> layout = EvalLayout({"a": SetSize(9, 2, 1), "b": SetSize(9, 1, 1)}, num_samples=1)
@@ -36,9 +36,12 @@ class EvalLayout:
         ([('a', 0), ('b', 0), ('a', 1)], 2)
     """
 
-    def __init__(self, sizes: Mapping[str, SetSize], *, num_samples: int = 1) -> None:
-        """sizes: sizes by name of the set; a single set has the empty name."""
-        self.num_samples, self.names = num_samples, tuple(sizes)
+    def __init__(self, sizes: Mapping[str, SetSize], *, num_samples: int = 1, red_team: str | None = None) -> None:
+        """sizes: sizes by name of the set; a single set has the empty name. red_team: the set that does not count for
+        the accuracy.
+        """
+        self.num_samples, self.names = num_samples, tuple(name for name in sizes if name != red_team)
+        self._red_team = red_team
         self._starts: dict[str, int] = {}
         start = 0
         for name, size in sizes.items():
@@ -57,6 +60,16 @@ class EvalLayout:
         place, sample = divmod(number, self.num_samples)
         return EvalItem(*self._rows[place], sample)
 
+    def is_red_team(self, number: int) -> bool:
+        """Whether it is an answer to data.red_team."""
+        return self._red_team is not None and self[number].set_name == self._red_team
+
+    def counted(self, values: Sequence[float | None]) -> tuple[float | None, ...]:
+        """The values by number of the answer, without those of data.red_team."""
+        if self._red_team is None:
+            return tuple(values)
+        return tuple(None if self.is_red_team(number) else value for number, value in enumerate(values))
+
     def table_row(self, number: int) -> int:
         """Row of the answer in the table in which all sets are concatenated."""
         name, row, _ = self[number]
@@ -64,5 +77,5 @@ class EvalLayout:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is one set with one answer per row."""
-        return len(self.names) <= 1 and self.num_samples == 1
+        """Whether there is one set, with one answer per row."""
+        return len(self._starts) <= 1 and self.num_samples == 1

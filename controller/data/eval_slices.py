@@ -16,6 +16,7 @@ import numpy as np
 
 from areal_like.errors import UserError
 from areal_like.prompts import CHAT_COLUMN, prompt_text
+from areal_like.red_team import RED_TEAM_COLUMN
 from controller.config.problems import Problem, nearest
 from controller.data.job_rows import JobRows
 from controller.data.table import JoinedTable, Table
@@ -33,7 +34,7 @@ MAX_NUMBERS = 10
 MAX_VALUE_CHARS = 60
 LOOKED_AT = 1_000
 """Rows of each set in which a column is looked for."""
-_NOT_SLICED = frozenset({"prompt", "messages", "answer", "solution", "id", CHAT_COLUMN})
+_NOT_SLICED = frozenset({"prompt", "messages", "answer", "solution", "id", CHAT_COLUMN, RED_TEAM_COLUMN})
 """Columns that `auto` leaves out."""
 
 Language = Callable[[str], str]
@@ -134,7 +135,7 @@ def problems_of(names: Sequence[str], table: Table | None, find_library: Callabl
         return
     parts = table.parts if isinstance(table, JoinedTable) else (table,)
     rows = [part[place] for part in parts for place in range(min(len(part), LOOKED_AT))]
-    columns = list(dict.fromkeys(name for row in rows for name in row if name != CHAT_COLUMN))
+    columns = list(dict.fromkeys(name for row in rows for name in row if name not in (CHAT_COLUMN, RED_TEAM_COLUMN)))
     for name in names:
         if name in BUILT_IN or any(_nested(row, name) is not None for row in rows):
             continue

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
+from areal_like.red_team import RED_TEAM
 from controller.config.curriculum_settings import CurriculumSettings
 from controller.config.run_config import RunConfig
 from controller.data.curriculum import Curriculum, RowOutcome
@@ -115,7 +116,8 @@ def _layout(config: RunConfig, table: Table | None) -> EvalLayout:
     for name, part in zip(config.data.eval_sources, parts, strict=True):
         num_final = min(len(part), config.eval.final_prompts or len(part))
         sizes[name] = SetSize(len(part), num_final, min(num_final, config.eval.num_prompts or num_final))
-    return EvalLayout(sizes, num_samples=config.eval.num_samples)
+    red_team = RED_TEAM if config.data.red_team is not None else None
+    return EvalLayout(sizes, num_samples=config.eval.num_samples, red_team=red_team)
 
 
 def refuse_changed(keys: Sequence[str]) -> None:

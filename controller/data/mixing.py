@@ -75,7 +75,7 @@ class MixedOrder:
 def order_of(config: RunConfig, table: Table) -> Order:
     """The order of a run. table: result of `load_training`."""
     if isinstance(table, LiveTable):
-        return LiveOrder(table, config.data_seed, config.data.shuffle)
+        return LiveOrder(table, config.data_seed, config.data.shuffle, config.data.train.new_share)
     if not isinstance(table, JoinedTable):
         return DrawOrder.of(config, table)
     seed, shuffle = config.data_seed, config.data.shuffle

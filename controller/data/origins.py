@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import UserError
+from controller.config.data_settings import TrainSource, eval_key
 from controller.config.run_config import DataSource, RunConfig
+from controller.data.live import live_files
 from controller.data.sources import find_files
 
 DATA_FILE = "data.json"
@@ -55,7 +57,7 @@ def sources_of(config: RunConfig) -> dict[str, DataSource]:
     found: dict[str, DataSource] = {"data.train": config.data.train}
     found |= {f"data.mix.{number}": source for number, source in enumerate(config.data.mix)}
     for name, source in config.data.eval_sources.items():
-        found[f"data.eval_sets.{name}" if name else "data.eval"] = source
+        found[eval_key(name, config.data)] = source
     if config.warm_start is not None:
         found["warm_start.data"] = config.warm_start.data
     return found
@@ -64,7 +66,10 @@ def sources_of(config: RunConfig) -> dict[str, DataSource]:
 def _source(key: str, source: DataSource) -> dict[str, Any]:
     if source.path is None:
         return {"key": key, "kind": source.kind, "name": source.dataset or source.generator}
-    return {"key": key, "kind": "path", "files": [describe_file(path) for path in find_files(source.path, key)]}
+    path = Path(source.path).expanduser()
+    is_live = isinstance(source, TrainSource) and source.follow and path.is_dir()
+    files = live_files(path) if is_live else find_files(source.path, key)
+    return {"key": key, "kind": "path", "files": [describe_file(path) for path in files]}
 
 
 def describe_file(path: Path, depth: int = 0) -> dict[str, Any]:

@@ -22,9 +22,11 @@ from jinja2 import Template
 
 from areal_like.errors import UserError
 from areal_like.prompts import CHAT_COLUMN
+from areal_like.red_team import RED_TEAM, RED_TEAM_COLUMN
 from areal_like.tasks.boxed import last_boxed
 from areal_like.templates import compiled
 from areal_like.tool_turns import REASONING, has_calls
+from controller.config.data_settings import eval_key
 from controller.config.problems import nearest
 from controller.config.run_config import DataSource, RunConfig
 from controller.data.row_templates import fill
@@ -126,8 +128,11 @@ def load_eval(config: RunConfig) -> Table | None:
     tables = []
     for name, source in config.data.eval_sources.items():
         split = "test" if source.dataset is not None else "eval"
-        key = f"data.eval_sets.{name}" if name else "data.eval"
-        tables.append(_load(source, key, split, config.data_seed))
+        is_red_team = name == RED_TEAM and config.data.red_team is not None
+        if is_red_team and "answer" not in source.columns:
+            source = source.model_copy(update={"columns": {**source.columns, "answer": None}})
+        table = _load(source, eval_key(name, config.data), split, config.data_seed, is_red_team=is_red_team)
+        tables.append(table)
     return tables[0] if len(tables) == 1 else JoinedTable(tables) if tables else None
 
 
@@ -142,11 +147,11 @@ def load_demonstrations(config: RunConfig) -> Table | None:
     return _load(source, "warm_start.data", "train", config.data_seed)
 
 
-def _load(source: DataSource, key: str, split: str, seed: int) -> Table:
+def _load(source: DataSource, key: str, split: str, seed: int, *, is_red_team: bool = False) -> Table:
     raw = read_source(source, key=key, split=split, seed=seed)
     reader = RowReader.plan(raw, source.columns, key, source.template)
     is_arrow = source.dataset is not None or str(source.path).endswith(".parquet")
-    return Table(raw, replace(reader, chat=source.chat, is_arrow=is_arrow))
+    return Table(raw, replace(reader, chat=source.chat, is_arrow=is_arrow, is_red_team=is_red_team))
 
 
 # ---------------------------------------------------------------- draws
@@ -214,6 +219,8 @@ class RowReader:
     """From `data_settings.DataSource.chat`; empty: rows do not configure the chat template."""
     is_arrow: bool = False
     """The source is typed: a field that only some messages, arguments or schemas have is None in the others."""
+    is_red_team: bool = False
+    """The rows are those of data.red_team."""
 
     @staticmethod
     def plan(raw: RawRows, columns: Mapping[str, str | None], key: str, template: str | None = None) -> RowReader:
@@ -237,9 +244,11 @@ class RowReader:
 
     def read(self, raw: RawRow, where: str) -> dict[str, Any] | str:
         """Convert one row, or return the reason why it is left out. Raises UserError for an invalid row."""
-        if CHAT_COLUMN in raw:
-            raise UserError(f"the name `{CHAT_COLUMN}` is reserved", where=where, remedy="rename the column")
+        for reserved in (CHAT_COLUMN, RED_TEAM_COLUMN):
+            if reserved in raw:
+                raise UserError(f"the name `{reserved}` is reserved", where=where, remedy="rename the column")
         row: dict[str, Any] = {CHAT_COLUMN: dict(self.chat)} if self.chat else {}
+        row |= {RED_TEAM_COLUMN: True} if self.is_red_team else {}
         if self.template is not None:
             prompt: Any = fill(self.template, raw, where)
         else:

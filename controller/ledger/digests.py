@@ -26,10 +26,13 @@ import msgspec
 
 from areal_like.errors import LedgerError
 from controller.coordinator.snapshot import BatchGroup
-from controller.ledger.schema import decode_groups
+from controller.ledger.schema import decode_groups, has_column
 
 FactKind = Literal["lineage", "skips", "admission", "sample", "end", "batch", "checkpoint", "evaluation", "incident"]
 
+ERASED: Literal["erased"] = "erased"
+"""Kind of an incident whose text is the numbers of the groups whose tokens were erased on request, and the reason with
+which such a group was dropped."""
 _ENCODER = msgspec.msgpack.Encoder()
 _LINEAGE = (
     "SELECT seq, lineage, checkpoint_version, groups_per_step, group_size, max_staleness, on_stale, passes_per_batch, "
@@ -169,6 +172,14 @@ def _attached_rows(db: sqlite3.Connection, kind: FactKind) -> dict[Any, list[tup
     for number, *row in db.execute(queries[kind]) if kind in queries else ():
         found.setdefault(number, []).append(tuple(row))
     return found
+
+
+def erased_groups(db: sqlite3.Connection) -> set[int]:
+    """Groups whose tokens were erased on request. Raises sqlite3.Error, ValueError (damaged)."""
+    if not has_column(db, "incidents", "text"):  # a ledger of an older schema
+        return set()
+    texts = db.execute("SELECT text FROM incidents WHERE kind = ?", (ERASED,)).fetchall()
+    return {int(group) for (text,) in texts for group in text.split()}
 
 
 # ---------------------------------------------------------------- policy digest

@@ -30,15 +30,17 @@ from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.wire.messages import BatchSample
 from controller.coordinator.effects import (
     DropGroup,
+    Effect,
     FilterGroup,
     RecordBatch,
     RecordCheckpoint,
+    RecordIncident,
     RecordLineage,
     StoreFinished,
 )
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, LedgerState
 from controller.ledger.batch_reader import samples_of_batch
-from controller.ledger.digests import first_link
+from controller.ledger.digests import ERASED, first_link
 from controller.ledger.log_copier import LogCopier, copy_log
 from controller.ledger.migrations import SCHEMA_VERSION, bring_up_to_date, newer_schema
 from controller.ledger.run_lock import lock_folder
@@ -76,6 +78,13 @@ class PurgeReport(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int
     num_files: int
     freed_bytes: int
+
+
+class EraseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of an erasure. num_samples: samples whose tokens were stored; num_bytes: overwritten bytes."""
+
+    num_samples: int
+    num_bytes: int
 
 
 class Ledger:
@@ -218,6 +227,47 @@ class Ledger:
                 f"old tokens cannot be removed from {self._path} ({error}); check the disk and its free space"
             ) from error
         return PurgeReport(num_samples=num_samples, num_files=len(doomed), freed_bytes=freed)
+
+    def erase(self, groups: Sequence[int]) -> EraseReport:
+        """Erase the tokens and texts of groups: stored payloads, and bytes that no row refers to any more, are
+        overwritten. A group that has not ended is dropped, with the reason `erased`. Facts and their digests remain. An
+        incident of the kind `erased` lists the groups, so that `areal-like verify` expects no tokens of them.
+
+        Raises:
+            LedgerError: the disk is full, or the file is damaged.
+        """
+        marks = ",".join("?" * len(groups))
+        condition = f"group_id IN ({marks})"
+        try:
+            live = self._db.execute(f"SELECT group_id FROM groups WHERE fate = 'live' AND {condition}", groups)
+            effects: list[Effect] = [DropGroup(group_id=one, reason=ERASED) for (one,) in live.fetchall()]
+            effects += [RecordIncident(kind=ERASED, text=" ".join(map(str, groups)))] if groups else []
+            self.apply([LedgerEntry(effect=effect) for effect in effects])
+            self._db.execute("BEGIN IMMEDIATE")
+            num_samples = self._db.execute(
+                f"UPDATE samples SET file = NULL WHERE file IS NOT NULL AND {condition}", groups
+            ).rowcount
+            self._db.execute(f"DELETE FROM partials WHERE {condition}", groups)
+            self._db.execute("COMMIT")
+            self._segments.discard()
+            num_bytes = sum(self._segments.scrub(number, self._records_in(number)) for number in self._segments.sizes())
+        except (sqlite3.Error, OSError) as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise LedgerError(
+                f"tokens cannot be erased from {self._path} ({error}); check the disk and its free space"
+            ) from error
+        for group in groups:
+            self._cache.forget(group)
+        return EraseReport(num_samples=num_samples, num_bytes=num_bytes)
+
+    def _records_in(self, number: int) -> list[tuple[int, int]]:
+        """Offset and size of the records of a file that rows refer to."""
+        return [
+            row
+            for table in ("samples", "partials")
+            for row in self._db.execute(f"SELECT offset, size FROM {table} WHERE file = ?", (number,))
+        ]
 
     # ------------------------------------------------------------ reading
 

@@ -15,7 +15,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
@@ -31,6 +31,7 @@ from areal_like.turn_checkpoint import TurnCheckpoint
 HEADER = struct.Struct("<4sII")
 MAGIC = b"ALS1"
 MAX_IOVEC = 512
+SCRUB_BYTES = 1 << 20
 
 
 class Location(NamedTuple):
@@ -287,6 +288,36 @@ class SegmentStore:
         if magic != MAGIC or length != len(payload) or zlib.crc32(payload) != checksum:
             raise LedgerError(f"{where}: the record is damaged; restore the file from a backup, or start a new run")
         return payload
+
+    def scrub(self, number: int, kept: Iterable[tuple[int, int]]) -> int:
+        """Overwrite all bytes of a file with zeros, but those of records that are still needed, and flush it.
+
+        Args:
+            number: of the file.
+            kept: offset and size of each record that rows refer to.
+
+        Returns:
+            Bytes that were overwritten and were not zero before.
+
+        Raises:
+            OSError: the disk fails or is full.
+        """
+        assert number != self.writing
+        num_bytes, place = 0, 0
+        with self.path(number).open("r+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            for offset, size in [*sorted(kept), (end, 0)]:
+                while place < offset:
+                    file.seek(place)
+                    old = file.read(min(SCRUB_BYTES, offset - place))
+                    if old.strip(b"\0"):
+                        num_bytes += len(old)
+                        file.seek(place)
+                        file.write(bytes(len(old)))
+                    place += len(old)
+                place = max(place, offset + size)
+        flush_to_disk(self.path(number))
+        return num_bytes
 
     def delete(self, number: int) -> int:
         """Delete a file that no row refers to; return its size."""

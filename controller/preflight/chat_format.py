@@ -15,6 +15,7 @@ from typing import Any
 from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
 from areal_like.errors import UserError
 from controller.config import model_folder
+from controller.config.data_settings import eval_key
 from controller.config.problems import Problem
 from controller.config.run_config import DataSource, RunConfig
 from rollout.chat.formats import find_format
@@ -57,9 +58,7 @@ def _row_problems(config: RunConfig) -> Iterator[Problem]:
     if folder is None or chat_template(folder):
         return
     sources: dict[str, DataSource] = {"data.train": config.data.train}
-    sources |= {
-        f"data.eval_sets.{name}" if name else "data.eval": one for name, one in config.data.eval_sources.items()
-    }
+    sources |= {eval_key(name, config.data): one for name, one in config.data.eval_sources.items()}
     sources |= {f"data.mix.{number}": source for number, source in enumerate(config.data.mix)}
     for path, source in sources.items():
         for key in ("system_prompt", "chat_template_kwargs"):

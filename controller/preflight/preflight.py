@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from areal_like.errors import OperationError, UserError
+from areal_like.red_team import RedTeamJudge
 from areal_like.safety import SafetyFilter
 from controller.config.engines import as_problems, engine_job, engine_of
 from controller.config.launchers import launcher_of
@@ -68,7 +69,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
     engine, job = engine_of(config), engine_job(config)
     for lack in engine.environment_problems(job) if purpose != "sft" and is_here else ():
         (found.absent if lack.is_local else found.problems).extend(as_problems([lack]))
-    if purpose != "sft" and config.rollout.safety:
+    if purpose != "sft":
         found.problems += _safety_problems(config)
     if purpose != "sft" and not found.problems:  # a missing module is already reported
         found.problems += own_code.problems_of(config, found.train)
@@ -97,10 +98,14 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
 
 def _safety_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of the files and functions of safety stages, which each rollout worker loads."""
-    try:
-        SafetyFilter(config.rollout.safety, "rollout.safety")
-    except UserError as error:
-        yield as_problem(error.where or "rollout.safety", error)
+    for key, make in (
+        ("rollout.safety", lambda: SafetyFilter(config.rollout.safety, "rollout.safety")),
+        ("rollout.red_team", lambda: RedTeamJudge(config.rollout.red_team)),
+    ):
+        try:
+            make()
+        except UserError as error:
+            yield as_problem(error.where or key, error)
 
 
 def _cleaned(config: RunConfig, found: Preflight) -> RunConfig:

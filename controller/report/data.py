@@ -34,7 +34,7 @@ STATUS_FORMAT = 1
 KINDS = frozenset(
     {
         "step", "eval", "pulse", "note", "dropped", "swap", "release", "checkpoint", "checkpoint_failed", "process",
-        "sink", "counters", "offline", "slices",
+        "sink", "counters", "offline", "slices", "eval_values",
     }
 )  # fmt: skip
 """Kinds of lines of metrics.jsonl that this version knows."""
@@ -59,7 +59,7 @@ class RunData:
     steps: list[Row] = field(default_factory=list)
     """Newest row of each step of the surviving lineage, in order of steps."""
     evals: list[Row] = field(default_factory=list)
-    """Newest row of each version, in order of versions."""
+    """Newest row of each version, in order of versions; `values`: of its answers, if they are known (paired.py)."""
     slices: list[Row] = field(default_factory=list)
     """Results of evaluations by slices: the newest row of each version, in order of versions."""
     pulses: list[Row] = field(default_factory=list)
@@ -99,7 +99,7 @@ class RunData:
             summary=_json_object(folder.summary, problems, must_exist=state.get("status") in {"finished", "stopped"}),
             status=_status(folder, problems),
             steps=_surviving(rows["step"], problems),
-            evals=_newest(rows["eval"], "version"),
+            evals=with_values(_newest(rows["eval"], "version"), rows["eval_values"]),
             slices=_newest(rows["slices"], "version"),
             pulses=[checked_pulse(row) for row in rows["pulse"]],
             notes=rows["note"],
@@ -318,6 +318,12 @@ def _surviving(rows: list[Row], problems: list[str]) -> list[Row]:
 def _newest(rows: list[Row], key: str) -> list[Row]:
     found = {whole: {**row, key: whole} for row in rows if (whole := _whole(row.get(key))) is not None}
     return [found[whole] for whole in sorted(found)]
+
+
+def with_values(evals: Iterable[Row], values: Iterable[Row]) -> list[Row]:
+    """Rows of kind `eval` with the row of kind `eval_values` of the same version under the key `values`."""
+    found = {version: row for row in values if (version := _whole(row.get("version"))) is not None}
+    return [{**row, "values": found[row["version"]]} if row["version"] in found else row for row in evals]
 
 
 def _whole(value: Any) -> int | None:

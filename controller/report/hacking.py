@@ -13,7 +13,7 @@ accuracy that does not: one evaluation before the change and two after it. Witho
 
 The best of several means is high by chance. The level of a fall is therefore divided by the number of means among which
 the best one is chosen (Bonferroni), for evaluations also by the number of looks, and the fall must also be seen in the
-mean before the last one.
+mean before the last one. Evaluations are compared on the rows that they share (paired.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from controller.report.data import Row, RunData, number, series
 from controller.report.finding import Finding, Kind, Rated, Severity, Weight, figure, percent, sentences
 from controller.report.learning import SIGMAS
 from controller.report.minimum import MIN_STEPS
+from controller.report.paired import ACCURACY, HELD_OUT, compare, held_out_names, known, sigmas
 from controller.report.signs import window
 
 ACCURACY_FALL = 0.05
@@ -37,8 +37,6 @@ JUDGE_FALL = 0.1
 """Smallest fall of a held-out scorer, as a share of its best mean."""
 MIN_JUDGED = 20
 """Steps from which the noise of a held-out scorer can be distinguished from its trend."""
-LEVEL = 0.00135
-"""One-sided p-value of a fall before it is divided by the number of candidates: three standard errors."""
 MAX_CORRELATION = 0.97
 """Largest correlation of consecutive steps that is assumed."""
 LENGTH_RATIO = 1.5
@@ -47,7 +45,12 @@ CORRELATION = 0.3
 but of several answers to one prompt the longer one is not the better one."""
 FORMAT_RISE = 0.2
 FORGED_SHARE = 0.05
-HELD_OUT = "held_out/"
+HELD_OUT_ERROR = "held_out_error/"
+"""Prefix of the standard error of a held-out scorer's mean, in step rows: from the means of the step's groups."""
+WAVERING = 1.0
+"""Standard errors of the autocovariance of a held-out scorer from which the policy itself is taken to waver."""
+WAVERING_CORRELATION = 0.9
+"""Assumed correlation of consecutive steps of that wavering."""
 KINDS: tuple[Kind, ...] = ("reward_hacked", "length_hacked", "format_hacked", "environment_forged")
 _LOOK = "Read the newest answers with the highest reward (areal-like samples --best)"
 
@@ -81,26 +84,28 @@ def find(data: RunData) -> list[Rated]:
 
 
 def _diverging(data: RunData) -> Iterator[Finding]:
-    """A fall of held-out accuracy from its best evaluation to the last two, which had the same rows."""
-    for same in _of_same_rows(data.evals):
-        if len(same) < 3:
+    """A fall of held-out accuracy, or of a held-out scorer, from the best evaluation to the last two, over the rows
+    that all three have.
+    """
+    evals = known(data.evals)
+    for key in (ACCURACY, *held_out_names(evals)) if len(evals) >= 3 else ():
+        *earlier, before, last = evals
+        compared = [(row, same) for row in earlier if (same := compare(row, (before, last), key)) is not None]
+        if not compared:
             continue
-        *earlier, before, last = same
-        best = max(earlier, key=lambda row: number(row, "accuracy"))
-        high, lows = number(best, "accuracy"), [number(row, "accuracy") for row in (before, last)]
-        if high - max(lows) < ACCURACY_FALL:
-            continue
-        fall = high - sum(lows) / 2
-        error = math.sqrt(_variance(best) + (_variance(before) + _variance(last)) / 4)
-        if fall <= _sigmas(len(earlier) * len(same)) * error:  # of as many evaluations, at as many looks
+        best, same = max(compared, key=lambda pair: pair[1].fall)
+        least = ACCURACY_FALL if key == ACCURACY else JUDGE_FALL * abs(same.early)
+        # The best of as many evaluations, at as many looks.
+        if same.early - max(same.late) < least or not same.is_certain(len(compared) * len(evals)):
             continue
         best_version, last_version = int(best["version"]), int(last["version"])
         reward = _between(data.steps, "reward_mean", best_version, last_version)
         if reward.is_rise:
+            what, short = ("held-out accuracy", "accuracy") if key == ACCURACY else (key.removeprefix(HELD_OUT),) * 2
             title = (
-                f"The reward rises while held-out accuracy falls: from version {best_version} to {last_version} the "
-                f"reward rose from {figure(reward.early)} to {figure(reward.late)}, and accuracy fell from "
-                f"{figure(high)} to {figure(lows[-1])}"
+                f"The reward rises while {what} falls: from version {best_version} to {last_version} the "
+                f"reward rose from {figure(reward.early)} to {figure(reward.late)}, and {short} fell from "
+                f"{figure(same.early)} to {figure(same.late[-1])}"
             )
             yield _finding("reward_hacked", title, best_version)
             return
@@ -114,23 +119,66 @@ def _judges(data: RunData) -> Iterator[Finding]:
         if len(values) < MIN_JUDGED:
             continue
         k = window(len(values))
-        means = np.convolve(values, np.full(k, 1 / k), mode="valid")
-        best = int(np.argmax(means[: -k - 1]))
-        fall = float(means[best] - max(means[-1], means[-k - 1]))
-        if fall < JUDGE_FALL * abs(float(means[best])):
+        errors = series(rows, f"{HELD_OUT_ERROR}{key.removeprefix(HELD_OUT)}")
+        best = _fall_of_means(values, k) if not np.isfinite(errors).any() else _fall_of_means(values, k, num_rules=2)
+        if best is None and _falls_steadily(values, errors):
+            best = 0
+        if best is None:
             continue
-        error, freedom = _error_of_mean(values, k)
-        if fall <= _sigmas(len(means), freedom) * error * math.sqrt(2):
-            continue
+        high, low = float(values[best : best + k].mean()), float(values[-k:].mean())
         best_step, last_step = int(rows[best + k - 1]["step"]), int(rows[-1]["step"])
         reward = _between(rows, "reward_mean", best_step, last_step)
         if reward.is_rise:
             title = (
                 f"The reward rises while {key.removeprefix(HELD_OUT)}, which is not part of it, falls: from step "
                 f"{best_step} to {last_step} the reward rose from {figure(reward.early)} to {figure(reward.late)}, and "
-                f"{key.removeprefix(HELD_OUT)} fell from {figure(float(means[best]))} to {figure(float(means[-1]))}"
+                f"{key.removeprefix(HELD_OUT)} fell from {figure(high)} to {figure(low)}"
             )
             yield _finding("reward_hacked", title, best_step)
+
+
+def _fall_of_means(values: np.ndarray, k: int, num_rules: int = 1) -> int | None:
+    """Place of the best mean of k steps, if the last two means are below it by more than chance; else None. The noise
+    is estimated from the means of the steps alone.
+
+    num_rules: number of rules that look for a fall.
+    """
+    means = np.convolve(values, np.full(k, 1 / k), mode="valid")
+    best = int(np.argmax(means[: -k - 1]))
+    fall = float(means[best] - max(means[-1], means[-k - 1]))
+    if fall < JUDGE_FALL * abs(float(means[best])):
+        return None
+    error, freedom = _error_of_mean(values, k)
+    return best if fall > sigmas(num_rules * len(means), freedom) * error * math.sqrt(2) else None
+
+
+def _falls_steadily(values: np.ndarray, errors: np.ndarray) -> bool:
+    """Whether the line through all steps falls by more than chance. The errors of the steps' means are known from the
+    numbers and values of their samples, so this needs far fewer steps than `_fall_of_means`.
+
+    A policy that wavers from step to step adds to these errors. Its part is estimated from the autocovariance of the
+    steps, plus two standard errors; if it is clearly there, this rule does not apply.
+    """
+    n = len(values)
+    x = np.arange(n) - (n - 1) / 2
+    power = float(x @ x)
+    slope = float(x @ values) / power
+    start = float(values.mean()) - slope * (n - 1) / 2
+    if not np.isfinite(errors).any() or -slope * (n - 1) < JUDGE_FALL * abs(start):
+        return False
+    sampling = float(np.nanmean(errors**2))
+    rest = _around_two_lines(values)
+    variance = float(rest @ rest) / (n - 4)
+    lags = (1, 2)
+    # Residuals of four fitted numbers have a covariance of about -2 variance / n.
+    covariance = sum(float(rest[lag:] @ rest[:-lag]) / (n - lag) for lag in lags) / len(lags) + 2 * variance / n
+    error = variance / math.sqrt(n * len(lags))
+    if covariance > WAVERING * error:
+        return False
+    wavering = max(0.0, covariance + 2 * error) / WAVERING_CORRELATION**1.5
+    correlation = WAVERING_CORRELATION ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    of_slope = math.sqrt(sampling * power + wavering * float(x @ correlation @ x)) / power
+    return -slope > sigmas(2) * of_slope
 
 
 def _finding(kind: Kind, title: str, step: int) -> Finding:
@@ -144,32 +192,11 @@ def _finding(kind: Kind, title: str, step: int) -> Finding:
     )
 
 
-def _known(evals: Sequence[Row]) -> list[Row]:
-    return [row for row in evals if math.isfinite(number(row, "accuracy"))]
-
-
-def _of_same_rows(evals: Sequence[Row]) -> list[list[Row]]:
-    """Evaluations with the same number of rows; a periodic evaluation uses the first rows of a final one."""
-    found: dict[float, list[Row]] = {}
-    for row in _known(evals):
-        found.setdefault(number(row, "num_rows", -1.0), []).append(row)
-    return list(found.values())
-
-
-def _variance(row: Row) -> float:
-    """Of the accuracy, with one solved and one wrong answer more, so that an accuracy of 0 or 1 has a variance."""
-    n = max(1.0, number(row, "num_scored", 1.0)) + 2
-    share = (min(1.0, max(0.0, number(row, "accuracy"))) * (n - 2) + 1) / n
-    return share * (1 - share) / n
-
-
 def _accuracy_rises(evals: Sequence[Row]) -> bool:
-    """Return whether the newest held-out accuracy is above the first one by two standard errors."""
-    known = _known(evals)
-    if len(known) < 2:
-        return False
-    rise = number(known[-1], "accuracy") - number(known[0], "accuracy")
-    return rise > 2 * math.sqrt(_variance(known[0]) + _variance(known[-1]))
+    """Return whether the newest held-out accuracy is above the first one of the same rows by two standard errors."""
+    *earlier, last = known(evals) or [{}]
+    same = next((one for row in earlier if (one := compare(row, (last,))) is not None), None)
+    return same is not None and -same.fall > 2 * same.error
 
 
 # ------------------------------------------------------------ the answers
@@ -229,7 +256,7 @@ def _severity(data: RunData, key: str, change: Change) -> Severity | None:
     means = np.convolve(series(rows, key), np.full(k, 1 / k), mode="valid")
     is_past = (means - (change.early + change.late) / 2) * (change.late - change.early) >= 0
     step = int(rows[int(np.argmax(is_past)) + k - 1]["step"])
-    versions = [int(row["version"]) for row in _known(data.evals)]
+    versions = [int(row["version"]) for row in known(data.evals)]
     if not any(version < step for version in versions):
         return "info"
     if sum(version >= step for version in versions) >= 2:
@@ -288,18 +315,6 @@ def _compared(before: np.ndarray, after: np.ndarray, noise: float) -> Change:
 def _noise(values: np.ndarray) -> float:
     """Standard deviation around a slow trend, from the differences of consecutive values (von Neumann, 1941)."""
     return float(np.sqrt(np.mean(np.diff(values) ** 2) / 2)) if len(values) > 1 else math.nan
-
-
-def _sigmas(num_candidates: int, freedom: float = math.inf) -> float:
-    """Standard errors that the largest fall of `num_candidates` exceeds with the probability LEVEL, at most.
-
-    freedom: degrees of freedom of the standard error; the quantile of the t distribution is Wallace's approximation
-    (Annals of Mathematical Statistics 30, 1959).
-    """
-    z = NormalDist().inv_cdf(1 - LEVEL / max(1, num_candidates))
-    if not math.isfinite(freedom):
-        return z
-    return math.sqrt(freedom * math.expm1((z * (8 * freedom + 3) / (8 * freedom + 1)) ** 2 / freedom))
 
 
 def _error_of_mean(values: np.ndarray, k: int) -> tuple[float, float]:

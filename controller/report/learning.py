@@ -18,6 +18,7 @@ import numpy as np
 from controller.report.data import RunData, number, series
 from controller.report.finding import Finding, Rated, Severity, Weight, capital, figure, percent, sentences
 from controller.report.minimum import MIN_STEPS
+from controller.report.paired import compare, known
 from controller.report.signs import Sign, early_signs_of, is_naive_ppo, signs_of, window
 
 MIN_TREND_STEPS = 6
@@ -34,9 +35,11 @@ SKIPPED_NOTABLE = 0.01
 
 
 COSINE_MEASURED = 5
-"""Measurements of the cosine between consecutive gradients whose median is judged."""
+"""Measurements of the cosine between consecutive gradients, all of which must be large: by chance, where the median of
+the measurements is smaller, in at most 1 of 2^5 cases."""
 COSINE_LARGE = 0.5
-"""Near 0 without staleness; half of a gradient repeats the one before (GAC, arXiv 2603.01501). Not calibrated here."""
+"""Half of the squared length of both gradients is common to them. For gradients m + n_i with independent n_i of equal
+size the expected cosine is about |m|^2 / (|m|^2 + |n|^2). Not calibrated on runs that diverged."""
 
 
 @dataclass(frozen=True)
@@ -119,26 +122,22 @@ def _rewards(rows: Sequence[dict[str, Any]], k: int) -> tuple[np.ndarray, np.nda
 
 
 def accuracy_fall(data: RunData) -> Fall | None:
-    """Fall of held-out accuracy from its best evaluation to the last one."""
-    rows = [row for row in data.evals if math.isfinite(number(row, "accuracy"))]
-    if len(rows) < 2:
+    """Fall of held-out accuracy from its best evaluation to the last one, over the rows that both have."""
+    *earlier, last = known(data.evals) or [{}]
+    compared = [(row, same) for row in earlier if (same := compare(row, (last,))) is not None]
+    if not compared:
         return None
-    best = max(rows, key=lambda row: number(row, "accuracy"))
-    last = rows[-1]
-    high, low = number(best, "accuracy"), number(last, "accuracy")
-    variance = sum(
-        p * (1 - p) / max(1.0, number(row, "num_scored", 1.0))
-        for row in (best, last)
-        for p in [min(1.0, max(0.0, number(row, "accuracy")))]
-    )
-    since = next(row for row in rows[rows.index(best) :] if number(row, "accuracy") <= (high + low) / 2)
+    best, same = max(compared, key=lambda pair: pair[1].fall)
+    high, low = same.early, same.late[0]
+    after = [row for row in known(data.evals) if row["version"] >= best["version"]]
+    since = next((row for row in after if number(row, "accuracy") <= (high + low) / 2), last)
     return Fall(
         best=high,
         last=low,
         best_step=int(best["version"]),
         since_step=int(since["version"]),
         share=(high - low) / abs(high) if high else 0.0,
-        is_certain=high - low > SIGMAS * math.sqrt(variance),
+        is_certain=same.is_certain(len(compared)),
     )
 
 
@@ -238,7 +237,7 @@ def _aligned(data: RunData) -> list[Rated]:
     """Consecutive gradients point the same way, now: of the newest measurements."""
     measured = [row for row in data.steps if "gradient_cosine" in row]
     newest = series(measured[-COSINE_MEASURED:], "gradient_cosine")
-    if len(newest) < COSINE_MEASURED or not float(np.nanmedian(newest)) >= COSINE_LARGE:
+    if len(newest) < COSINE_MEASURED or not (newest >= COSINE_LARGE).all():
         return []
     if not float(np.nanmax(series(data.steps, "staleness_mean"))) > 0:
         return []  # without staleness they agree because there is one thing to learn
@@ -250,9 +249,10 @@ def _aligned(data: RunData) -> list[Rated]:
         "gradients_aligned",
         "warning",
         "Gradients of consecutive updates point in the same direction: their cosine similarity stays at "
-        f"{figure(np.nanmedian(newest))}",
-        f"This is the median of {COSINE_MEASURED} measurements. Updates on samples from the same old policy are partly "
-        "redundant",
+        f"{figure(np.median(newest))}",
+        f"This is the median of the newest {COSINE_MEASURED} measurements, all of which are {COSINE_LARGE:g} or more. "
+        "Updates on samples from the same old policy are partly redundant; with a low learning rate or large batches, "
+        "gradients also agree without staleness",
         capital("; ".join(ways)),
     )
-    return [Rated(Weight.POLICY, finding, float(np.nanmedian(newest)))]
+    return [Rated(Weight.POLICY, finding, float(np.median(newest)))]

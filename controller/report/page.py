@@ -28,6 +28,7 @@ from controller.report.files import replace_file
 from controller.report.finding import Finding
 from controller.report.picture import run_sheet, save
 from controller.report.run_charts import sections
+from controller.report.slices import clusters
 from controller.report.slices import table as slice_table
 from controller.report.timeline import Timeline, read_timeline
 from controller.run_folder.formatting import span
@@ -109,6 +110,7 @@ def run_page(
         has_draws=has_draws,
         held_out=held_out_answers(data.evals),
         slices=slice_table(data.slices),
+        clusters=clusters(data.slices[-1]) if data.slices else [],
         slices_version=data.slices[-1]["version"] if data.slices else None,
         answer_pairs=answer_pairs,
         waits=overview.waits(data),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from areal_like.verdict import COUNTED, FAILED_CALLS
+from controller.config.eval_metrics import RED_TEAM_METRICS
 from controller.report import flow_charts as flow
 from controller.report.charts import (
     NO_STEPS,
@@ -53,7 +54,8 @@ def sections(data: RunData) -> list[Section]:
     """All charts of a run; charts without numbers say why."""
     steps = data.steps
     return [
-        Section("learning", "Learning", (learning(data), *evaluations(data), components(data), verdicts(data),
+        Section("learning", "Learning", (learning(data), *evaluations(data), *red_team(data), components(data),
+                                         verdicts(data),
                                           failures(data))),
         Section("staleness", "Staleness", (flow.staleness_over_time(steps), flow.staleness_histogram(data))),
         Section("speed", "Throughput", (flow.throughput(steps), flow.samples_rate(steps), flow.waiting(steps),
@@ -108,6 +110,19 @@ def evaluations(data: RunData) -> list[Chart]:
     caption = "Results of the evaluations by set (the name after the slash), or the mean of all sets (no slash)."
     y = Axis("share", bottom=0.0)
     return [Chart("chart-evaluations", "Evaluations", Axis("version"), y, series, caption, "no evaluation")]
+
+
+def red_team(data: RunData) -> list[Chart]:
+    """Shares of refused and of unsafe answers to data.red_team by version; nothing without such a set."""
+    if not any(name in row for row in data.evals for name in RED_TEAM_METRICS):
+        return []
+    xs = column(data.evals, "version")
+    series = [
+        curve(name, xs, column(data.evals, name), colour=f"c{place}") for place, name in enumerate(RED_TEAM_METRICS)
+    ]
+    caption = "Shares of the answers to the prompts of data.red_team, which do not count for the accuracy."
+    y = Axis("share", bottom=0.0)
+    return [Chart("chart-red-team", "Red team", Axis("version"), y, series, caption, "no evaluation")]
 
 
 def components(data: RunData) -> Chart:

@@ -43,6 +43,14 @@ class Line(NamedTuple):
     examples: Sequence[Example]
 
 
+class ClusterLine(NamedTuple):
+    """A group of wrong answers in the report."""
+
+    name: str
+    counts: str
+    examples: Sequence[Example]
+
+
 class Fall(NamedTuple):
     """A slice that is solved less often than at an earlier version."""
 
@@ -159,11 +167,40 @@ def table(evaluations: Sequence[Row]) -> list[Line]:
     return sorted(lines, key=lambda line: not line.is_weak)
 
 
+def clusters(row: Row) -> list[ClusterLine]:
+    """Groups of wrong answers of one evaluation."""
+    found = row.get("clusters")
+    lines = []
+    for one in found if isinstance(found, list) else []:
+        if not isinstance(one, dict) or not math.isfinite(number(one, "wrong")):
+            continue
+        wrong, solved, name = int(one["wrong"]), int(number(one, "solved", 0.0)), printable(str(one.get("name", "")))
+        if one.get("kind") == "phrase":
+            name = f'prompt with "{name}"'
+            counts = f"{plural(wrong, 'row')} wrong, {solved} solved (p {number(one, 'p_corrected'):.2g})"
+        else:
+            name, counts = f"answer: {name}", f"{plural(wrong, 'answer')} wrong"
+        lines.append(ClusterLine(one_line(name), counts, _examples(one)))
+    return lines
+
+
 def as_text(row: Row) -> str:
-    """The table of one evaluation for a terminal, and examples of weak slices."""
+    """The table of one evaluation for a terminal, with examples of weak slices and groups of wrong answers."""
     lines = table([row])
-    if not lines:
-        return "no property of the rows divides the evaluation into slices\n"
+    text = _slices_text(lines) if lines else "no property of the rows divides the evaluation into slices\n"
+    if groups := clusters(row):
+        text += "\nGroups of wrong answers:\n"
+    for group in groups:
+        text += f"\n{group.name}: {group.counts}\n"
+        text += "".join(
+            f"  row {example.row}\n    prompt:   {_excerpt(example.prompt)}\n"
+            f"    answer:   {_excerpt(example.answer)}\n    expected: {_excerpt(example.expected)}\n"
+            for example in group.examples
+        )
+    return text
+
+
+def _slices_text(lines: Sequence[Line]) -> str:
     cells = [("slice", "rows", "accuracy", "95 % interval", "to the rest", "p")]
     cells += [
         (f"{'! ' if one.is_weak else ''}{one.name}", one.rows, one.accuracy, one.interval, one.difference,

@@ -98,7 +98,7 @@ class EffectDispatcher:
             self._tally.lengths.record(effect := entry.effect)
             self._tally.sources.record(effect)
             if isinstance(effect, StoreFinished) and effect.purpose == "eval":
-                self._keep_answer(effect, entry.response_text)
+                self._keep_answer(effect, entry)
             elif isinstance(effect, StoreFinished):
                 is_cut = any(one.finish_reason == "length" for one in entry.trajectories)
                 self._tally.signs.record(effect, entry.verdict, entry.response_text, is_cut=is_cut)
@@ -179,9 +179,11 @@ class EffectDispatcher:
         )
         self._tracer.instant("batch_sent", step=effect.step, groups=len(effect.groups))
 
-    def _keep_answer(self, effect: StoreFinished, answer: str) -> None:
-        outcome = effect.outcome
-        if self._slices is not None:
+    def _keep_answer(self, effect: StoreFinished, entry: LedgerEntry) -> None:
+        outcome, answer = effect.outcome, entry.response_text
+        if entry.verdict is not None:
+            self._tally.values.record(outcome.first_version, outcome.group_id, entry.verdict.components)
+        if self._slices is not None and not self._rows.layout.is_red_team(outcome.group_id):
             self._slices.record(outcome.first_version, outcome.group_id, outcome.num_tokens, answer, effect.value)
         item = self._rows.layout[outcome.group_id]
         if item.row < NUM_ANSWERS and item.sample == 0 and item.set_name == self._rows.layout.names[0]:
@@ -190,28 +192,33 @@ class EffectDispatcher:
 
     def _eval_done(self, effect: EvalDone) -> None:
         self._out.forget_ended_evals()
-        num_rows = len(effect.values)
-        num_scored = self._tally.add_evaluation(effect.version, effect.values)
+        layout = self._rows.layout
+        num_rows = sum(not layout.is_red_team(number) for number in range(len(effect.values)))
+        counted = layout.counted(effect.values)
+        num_scored = self._tally.add_evaluation(effect.version, counted)
         answers = self._tally.answers.finish(effect.version)
         if num_scored < num_rows:
             self._display.note(f"{num_rows - num_scored} of {num_rows} evaluated answers got no score", "warning")
         if not num_scored:
             return
+        values = self._tally.values.finish(effect.version, counted, num_samples=layout.num_samples)
         metrics = self._tally.eval_metrics[effect.version]
+        metrics.update(self._tally.values.red_team(effect.version))
+        self._journal.measure("eval_values", version=effect.version, **values)  # before `eval`, which is looked at
         self._journal.measure(
             "eval", version=effect.version, **metrics, num_scored=num_scored, num_rows=num_rows,
             eval=effect.kind, answers=answers,
         )  # fmt: skip
         self._display.accuracy(effect.version, metrics, num_scored)
-        self._compare_slices(effect)
+        self._compare_slices(effect, counted)
         self._watch.evaluated(effect.version, metrics)
 
-    def _compare_slices(self, effect: EvalDone) -> None:
+    def _compare_slices(self, effect: EvalDone, values: Sequence[float | None]) -> None:
         """Slices only describe the policy, so an error in them is a note and ends nothing."""
         if self._slices is None:
             return
         try:
-            fields = self._slices.finish(effect.version, effect.values)
+            fields = self._slices.finish(effect.version, values)
             weak = self._slices.new_weak(fields) if fields is not None else []
         except Exception as error:  # rows of the user may contain anything
             self._slices = None

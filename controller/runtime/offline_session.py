@@ -23,8 +23,9 @@ import msgspec
 from areal_like.errors import OperationError, ProcessDied, UserError
 from areal_like.process import DIVERGED, USER_MISTAKE, last_error
 from controller.config.offline_config import Objective, OfflineConfig
+from controller.launch.environments import child_environment
 from controller.launch.launcher import Exit, tail_of
-from controller.launch.local import LocalLauncher, child_environment
+from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.report.at_end import draw_report
 from controller.run_folder.run_folder import RunFolder, Status
@@ -81,13 +82,14 @@ class OfflineSession:
         try:
             sinks = open_sinks(self._config, folder, run_id, display.note)
             view = OfflineView(display, status, sinks)
+            end: Status = "failed"
             with rendezvous_folder() as meeting:
                 try:
                     await self._start(run_id, rendezvous_address(meeting))
                     end = self._judge(await self._follow(view), view)
                 finally:
                     await self._launcher.stop_all(END_GRACE_S)
-                    view.close()
+                    view.close(end)
         except BaseException as error:
             status.end("failed")
             folder.write_state("failed", reason=str(error))

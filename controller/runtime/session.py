@@ -61,6 +61,7 @@ from controller.runtime.starting_point import StartingPoint, find_start, restore
 from controller.telemetry.answer_signs import AnswerSigns
 from controller.telemetry.dashboard_process import dashboard_process
 from controller.telemetry.display import Display
+from controller.telemetry.eval_values import EvalValues
 from controller.telemetry.hacking_watch import HackingWatch
 from controller.telemetry.journal import Journal, rows_of
 from controller.telemetry.opening import open_sinks
@@ -132,7 +133,7 @@ class RunSession:
         sources = SampleSources(self.rows.source)
         tally = Tally(
             layout=self.rows.layout, solved_value=self.config.eval.solved_value, sources=sources,
-            signs=AnswerSigns(self.config.held_out_scorers),
+            signs=AnswerSigns(self.config.held_out_scorers), values=EvalValues(self.config.held_out_scorers),
         )  # fmt: skip
         if self.config.emulation is None:  # on emulated devices rewards are meaningless
 
@@ -141,7 +142,7 @@ class RunSession:
                 display.note(words, "warning")
 
             watch = HackingWatch(folder, name, eval_every_steps=self.config.eval.every_steps)
-            watch.restore(rows_of(folder.metrics, "step", "eval", "note"))
+            watch.restore(rows_of(folder.metrics, "step", "eval", "eval_values", "note"))
             journal.listen(watch)
         return OpenSession(
             config=self.config,
@@ -284,6 +285,8 @@ class RunSession:
         grace_s = FAILED_GRACE_S if outcome.status == "failed" else self.config.launch.stop_grace_s
         await session.launcher.stop_all(grace_s, lambda: session.end.is_hurried)
         await session.launcher.close()
+        ending = {"kind": "end", "time_s": time.time(), "status": outcome.status, "reason": outcome.reason}
+        session.telemetry.sinks.offer(ending)
         await self._close_sinks(session)
         session.telemetry.status.end(RUN_STATUS[outcome.status])
         self.folder.write_state(RUN_STATUS[outcome.status], reason=outcome.reason)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.config.eval_metrics import RED_TEAM_METRICS
 from controller.coordinator.snapshot import LedgerState
 from controller.ledger.ledger import Ledger
 from controller.run_folder.run_folder import RunFolder
 from controller.runtime.continuity import Findings, refuse
 from controller.runtime.trainer_restart import find_checkpoint
 from controller.telemetry.display import Display
+from controller.telemetry.journal import rows_of
 from controller.telemetry.summary import Tally
 
 
@@ -59,5 +61,9 @@ def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint, metrics: P
     tally.sources.restore(ledger.group_fates(), start.state.live)
     for version, values in ledger.evaluations().items():
         if version <= start.version:
-            tally.add_evaluation(version, values)
+            tally.add_evaluation(version, values if tally.layout is None else tally.layout.counted(values))
+    for row in rows_of(metrics, "eval"):
+        if row.get("version") in tally.eval_metrics:
+            found = {name: row[name] for name in RED_TEAM_METRICS if name in row}
+            tally.eval_metrics[row["version"]].update(found)
     tally.answers.restore(metrics, start.version)

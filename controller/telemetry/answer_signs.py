@@ -5,20 +5,23 @@
     symbol_share                share of characters that are neither letters, digits nor white space
     forged_share                share of answers with text of the environment or the chat template
     held_out/NAME               mean of a scorer with `held_out: true`, which is not part of the reward
+    held_out_error/NAME         standard error of that mean, from the means of the groups
 
-The last four are of the first sample of each group, which bounds the time of the controller. Warnings are in
+The three shares are of the first sample of each group, which bounds the time of the controller. Warnings are in
 report/hacking.py.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from areal_like.verdict import FORGED_TEXT, Verdict
 from controller.coordinator.effects import StoreFinished
-from controller.report.hacking import HELD_OUT
+from controller.report.hacking import HELD_OUT_ERROR
+from controller.report.paired import HELD_OUT
 
 MAX_CHARS = 4_000
 """Characters of an answer that are read."""
@@ -30,11 +33,13 @@ class AnswerSigns:
 
     def __init__(self, held_out: Sequence[str] = ()) -> None:
         """held_out: components of scorers with `held_out: true`."""
-        self._held_out = tuple(held_out)
+        self.held_out = tuple(held_out)
         self._clear()
 
     def _clear(self) -> None:
         self._groups: dict[int, list[tuple[int, float]]] = {}
+        self._judged: dict[str, dict[int, list[float]]] = {}
+        """Scores by group, by held-out scorer."""
         self._sums: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
@@ -49,6 +54,9 @@ class AnswerSigns:
         outcome = effect.outcome
         if not is_cut:
             self._groups.setdefault(outcome.group_id, []).append((outcome.num_tokens, effect.value))
+        for name in self.held_out:
+            if name in verdict.components:
+                self._judged.setdefault(name, {}).setdefault(outcome.group_id, []).append(verdict.components[name])
         if outcome.sample_index:
             return
         text = response_text[:MAX_CHARS]
@@ -56,13 +64,16 @@ class AnswerSigns:
         if text:
             self._add("repeated_share", repeated_share(text))
             self._add("symbol_share", symbol_share(text))
-        for name in self._held_out:
-            if name in verdict.components:
-                self._add(f"{HELD_OUT}{name}", verdict.components[name])
 
     def row(self) -> dict[str, float]:
         """Columns of the step that ends now, from the samples since the last one; empty without samples."""
         found = {name: self._sums[name] / count for name, count in self._counts.items()}
+        for name, groups in self._judged.items():
+            scores = [score for group in groups.values() for score in group]
+            found[f"{HELD_OUT}{name}"] = sum(scores) / len(scores)
+            means = [sum(group) / len(group) for group in groups.values()]
+            if len(means) > 1:
+                found[f"{HELD_OUT_ERROR}{name}"] = statistics.stdev(means) / math.sqrt(len(means))
         correlation = within_groups(self._groups.values())
         if math.isfinite(correlation):
             found["length_reward_correlation"] = correlation

@@ -45,6 +45,8 @@ def metrics_of(
     by_row: dict[str, dict[int, list[float | None]]] = {name: {} for name in layout.names}
     for number, value in enumerate(values):
         name, row, _ = layout[number]
+        if layout.is_red_team(number):
+            continue
         by_row[name].setdefault(row, []).append(value)
     ks = chosen_ks(layout.num_samples)
     of_set = {name: _of_rows(rows.values(), ks, solved) for name, rows in by_row.items()}

@@ -119,8 +119,9 @@ class OfflineView:
             found |= {"step": self._step, "version": self._step, "last_step": dict(self._last_step)}
         return found | ({"accuracy": accuracy} if accuracy else {})
 
-    def close(self) -> None:
-        """Close the sinks, and write the final state to status.json."""
+    def close(self, end: str = "failed") -> None:
+        """Close the sinks, and write the final state to status.json. end: status of the run."""
+        self._sinks.offer({"kind": "end", "time_s": time.time(), "status": end, "reason": ""})
         for news in self._sinks.close(self._display.note):
             if news.lost:
                 self._say(news)

@@ -65,6 +65,10 @@ def open_sinks(config: RunConfig | OfflineConfig, folder: RunFolder, run_id: str
         opened.append(endpoint)
         whom = "" if is_loopback(host) else "; anyone who can reach this address can read them"
         note(f"metrics for Prometheus at {endpoint.url}{whom}")
+    if settings.openlineage is not None:
+        from controller.telemetry.openlineage_sink import OpenLineageSink
+
+        opened.append(OpenLineageSink(settings.openlineage, folder.root))
     callbacks = []
     if isinstance(config, RunConfig):
         callbacks = open_callbacks(config.callbacks, timeout_s=config.callback_timeout_s)

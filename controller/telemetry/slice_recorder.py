@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.prompts import prompt_text
+from controller.data.error_clusters import by_form, by_phrase, form_of
 from controller.data.eval_slices import ANSWER_LENGTH, AUTO, Slice, quarters
 from controller.data.slice_statistics import SliceResult, compare
 
@@ -21,6 +22,8 @@ MAX_KEPT = 2_000
 MAX_EXAMPLES = 3
 """Examples of a weak slice."""
 MAX_CHARS = 500
+MAX_READ = 2_000
+"""Last characters of a wrong answer, of which its form is computed."""
 
 
 class SliceRecorder:
@@ -50,6 +53,8 @@ class SliceRecorder:
         self._lengths: dict[int, dict[int, int]] = {}
         """Tokens of the answers by number, of running evaluations by version."""
         self._wrong: dict[int, dict[int, str]] = {}
+        self._ends: dict[int, dict[int, str]] = {}
+        """Ends of the wrong answers, where the result is."""
         self._named: set[Slice] = set()
         """Weak slices that `new_weak` has returned."""
         self._weak_before: set[Slice] = set()
@@ -61,6 +66,7 @@ class SliceRecorder:
         wrong = self._wrong.setdefault(version, {})
         if value is not None and value < self._solved_value and len(wrong) < MAX_KEPT:
             wrong[number] = _short(answer)
+            self._ends.setdefault(version, {})[number] = answer[-MAX_READ:]
 
     def finish(self, version: int, values: Sequence[float | None]) -> dict[str, Any] | None:
         """Results of a finished evaluation, for a row of metrics.jsonl; None if there is nothing to compare, or the
@@ -69,8 +75,10 @@ class SliceRecorder:
         values: scores by number of the answer; None: no score.
         """
         lengths, wrong = self._lengths.pop(version, {}), self._wrong.pop(version, {})
+        ends = self._ends.pop(version, {})
         for older in [other for other in self._lengths if other < version]:  # dropped
             del self._lengths[older], self._wrong[older]
+            self._ends.pop(older, None)
         numbers = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
         if not lengths or not len(numbers):
             return None
@@ -87,6 +95,7 @@ class SliceRecorder:
                 _fields(one, result, self._examples(members[one], numbers, wrong) if result.is_weak else [])
                 for one, result in found.items()
             ],
+            "clusters": self._clusters(numbers, is_solved, wrong, ends),
         }
 
     def new_weak(self, fields: Mapping[str, Any]) -> list[str]:
@@ -130,15 +139,47 @@ class SliceRecorder:
             members[one][places[one]] = True
         return members
 
+    def _clusters(
+        self, numbers: np.ndarray, is_solved: np.ndarray, wrong: Mapping[int, str], ends: Mapping[int, str]
+    ) -> list[dict[str, Any]]:
+        """Groups of wrong answers, with examples. A row is solved if at least half of its answers are."""
+        solved: dict[int, list[bool]] = {}
+        for number, one in zip(numbers, is_solved, strict=True):
+            solved.setdefault(int(number) // self._num_samples, []).append(bool(one))
+        rows = list(solved)
+        prompts = [prompt_text(self._row_of(row * self._num_samples)) for row in rows]
+        phrases = by_phrase(prompts, np.array([2 * sum(solved[row]) >= len(solved[row]) for row in rows]))
+        forms = {number: form_of(end, str(self._row_of(number).get("answer", ""))) for number, end in ends.items()}
+        found = []
+        for cluster in (*by_form(forms), *phrases):
+            members = cluster.members
+            if cluster.kind == "phrase":
+                members = tuple(
+                    number
+                    for place in cluster.members
+                    for number in range(rows[place] * self._num_samples, (rows[place] + 1) * self._num_samples)
+                )
+            examples = self._examples_of([number for number in members if number in wrong], wrong)
+            found.append(
+                {
+                    "kind": cluster.kind, "name": cluster.name, "wrong": cluster.wrong, "solved": cluster.solved,
+                    "p_corrected": cluster.p_corrected, "examples": examples,
+                }
+            )  # fmt: skip
+        return found
+
     def _examples(self, is_member: np.ndarray, numbers: np.ndarray, wrong: Mapping[int, str]) -> list[dict[str, Any]]:
         """The first rows of a slice with a wrong answer."""
-        found = [int(number) for number in numbers[is_member] if int(number) in wrong][:MAX_EXAMPLES]
+        return self._examples_of([int(number) for number in numbers[is_member] if int(number) in wrong], wrong)
+
+    def _examples_of(self, numbers: Sequence[int], wrong: Mapping[int, str]) -> list[dict[str, Any]]:
+        """The first of these wrong answers."""
         return [
             {
                 "row": number // self._num_samples, "prompt": _short(prompt_text(row := self._row_of(number))),
                 "answer": wrong[number], "expected": _short(str(row.get("answer", ""))),
             }
-            for number in found
+            for number in numbers[:MAX_EXAMPLES]
         ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from controller.ledger.sample_sources import SampleSources
 from controller.telemetry.answer_signs import AnswerSigns
 from controller.telemetry.eval_answers import EvalAnswers
 from controller.telemetry.eval_results import metrics_of
+from controller.telemetry.eval_values import EvalValues
 
 OF_LAST_STRETCH = (
     "wall_s", "prepare_s", "train_wall_s", "samples_per_s", "tokens_per_s",
@@ -67,6 +68,8 @@ class Tally:
     """Whether an earlier session of the run has left records."""
     answers: EvalAnswers = field(default_factory=EvalAnswers)
     """Answers to the first held-out prompts."""
+    values: EvalValues = field(default_factory=EvalValues)
+    """Values of the answers of evaluations."""
     signs: AnswerSigns = field(default_factory=AnswerSigns)
     """Signs of reward hacking in the answers of the step in progress."""
     lengths: SampleLengths = field(default_factory=SampleLengths)

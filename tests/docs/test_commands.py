@@ -64,6 +64,11 @@ NOT_RUN: list[tuple[str, str, str]] = [
      "controller/cli/test_serve.py::test_a_run_is_served_as_it_was_configured"),
     ("areal-like dashboard( .*)?", "shows pages until it is ended",
      "controller/dashboard/test_command.py::test_it_serves_until_a_signal_and_ends_with_0"),
+    ("areal-like data review .*", "shows a page until it is ended",
+     "controller/dashboard/test_review.py::test_a_decision_is_in_the_file_at_once_and_can_be_taken_back"),
+    ("areal-like lineage .* --erase --yes", "changes the run of the other commands",
+     "controller/runs/lineage/test_erasing.py::"
+     "test_tokens_and_texts_of_the_row_alone_are_overwritten_and_the_run_still_verifies"),
     ("areal-like (drain|add) .*", "needs a run in progress",
      "e2e/test_crew.py::test_drained_worker_hands_over_and_an_added_one_is_taken_in"),
     ("areal-like checkpoint .*", "needs a run in progress",
@@ -73,6 +78,9 @@ NOT_RUN: list[tuple[str, str, str]] = [
      "controller/runs/verify/test_spot_check.py::test_equal_log_probs_pass_and_the_others_are_counted_by_reason"),
     ("areal-like capsule .*", "trains the recorded steps again",
      "controller/runs/replay/test_capsule.py::test_random_steps_give_bit_equal_gradients_after_the_run_is_gone"),
+    ("areal-like replay .* --engine.*", "computes log-probs with the models of a run",
+     "controller/runs/replay/test_regenerate.py::"
+     "test_answers_with_versions_that_change_within_them_are_drawn_again_without_a_difference"),
     ("areal-like replay .*", "trains the recorded steps again",
      "controller/runs/replay/test_capsule.py::test_random_steps_give_bit_equal_gradients_after_the_run_is_gone"),
     ("areal-like whatif quickstart (rollout|staleness).*", "simulates with the measurements of a whole run",

@@ -17,6 +17,7 @@ import pytest
 from areal_like.clock import SystemClock
 from areal_like.errors import DeadlineExceeded, EngineError, UserError
 from areal_like.external.errors import BudgetUsedUp, ExternalStop, RequestFailed, RequestRefused, RequestTimedOut
+from areal_like.red_team import RED_TEAM, RED_TEAM_COLUMN, REFUSED, SAFE
 from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.token_source import TokenSource
 from areal_like.trace import Tracer
@@ -254,6 +255,47 @@ def test_a_prompt_that_a_safety_stage_refuses_is_never_answered(tmp_path: Path) 
         assert bench.counters == {"safety_words_refuse": 1.0, "returned_refused": 1.0}
 
     with_pool(tmp_path, test)
+
+
+async def _crashed_on_red_team(bench: Bench, lease_id: int) -> Verdict:
+    """The verdict of an answer whose workflow raised."""
+    lease = task(lease_id)
+    lease.purpose, lease.row = "eval", {"prompt": "x", RED_TEAM_COLUMN: True}
+    bench.pool.take(lease)
+    await bench.settle()
+    await bench.end(lease_id, sample(5, verdict=Verdict(kind="crashed", reason="mine")))
+    return bench.book.unacked[lease_id].verdict
+
+
+def test_an_answer_to_a_red_team_prompt_is_judged_also_if_a_stage_refuses_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        bench.context.safety = safety({"kind": "words", "options": {"words": ["bad"]}})
+        leases = {1: ("a bad question", "Sure: step one"), 2: ("a question", "I'm sorry, I cannot"),
+                  3: ("a question", "Sure: step one"), 4: ("a question", "a bad step")}  # fmt: skip
+        for lease_id, (prompt, _) in leases.items():
+            lease = task(lease_id)
+            lease.purpose, lease.row = "eval", {"prompt": prompt, RED_TEAM_COLUMN: True}
+            bench.pool.take(lease)
+        await bench.lease(5)
+        for lease_id, (_, answer) in leases.items():
+            run = bench.workflow.runs[lease_id]
+            asked = Answer(segment=segment(5), finish_reason="stop")
+            verdict = await run.score(answer, asked)
+            await bench.end(lease_id, sample(5, text=answer, verdict=verdict))
+        done = [bench.book.unacked[lease_id].verdict for lease_id in leases]
+        assert [(one.scorer, one.components) for one in done] == [
+            (RED_TEAM, {REFUSED: refused, SAFE: safe})
+            for refused, safe in ((1.0, 1.0), (1.0, 1.0), (0.0, 0.0), (1.0, 1.0))
+        ]
+        crashed = await _crashed_on_red_team(bench, 8)
+        assert (crashed.kind, crashed.components) == ("crashed", {})
+        trained = task(6)
+        trained.row = {RED_TEAM_COLUMN: True}
+        bench.pool.take(trained)
+        await bench.lease(7)
+        assert not bench.workflow.runs[6].is_red_team
+
+    with_pool(tmp_path, test, capacity=8)
 
 
 def test_a_safety_stage_of_the_user_that_raises_gives_a_crashed_verdict(tmp_path: Path) -> None:

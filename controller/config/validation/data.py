@@ -12,6 +12,8 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
 from areal_like.import_path import is_import_path
 from areal_like.prompts import RESERVED_KWARGS
+from areal_like.red_team import RED_TEAM
+from controller.config.data_settings import eval_key
 from controller.config.problems import Problem
 from controller.config.run_config import BUILT_IN_GENERATORS, DataSource, RunConfig
 
@@ -21,11 +23,21 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     sources: list[tuple[str, DataSource]] = [("data.train", config.data.train)]
     sources += [(f"data.mix.{number}", source) for number, source in enumerate(config.data.mix)]
     for name, source in config.data.eval_sources.items():
-        sources.append((f"data.eval_sets.{name}" if name else "data.eval", source))
+        sources.append((eval_key(name, config.data), source))
     for name in config.data.eval_sets:
         if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) is None:
             what = "is not a valid name for an evaluation set, because the name becomes part of metric names"
             yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 characters: letters, digits, _, . and -")
+    if config.data.red_team is not None:
+        if not config.data.accuracy_sets:
+            yield Problem(
+                ("data.red_team", "data.eval"),
+                "is evaluated together with data.eval, which is not set",
+                "set data.eval",
+            )
+        if RED_TEAM in config.data.eval_sets:
+            what = "is the name of the set data.red_team"
+            yield Problem((f"data.eval_sets.{RED_TEAM}",), what, "choose a different name")
     if config.data.eval is not None and config.data.eval_sets:
         what = "data.eval and data.eval_sets are mutually exclusive"
         yield Problem(("data.eval_sets", "data.eval"), what, "set only one of the two")
@@ -66,12 +78,15 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
 def _follow(config: RunConfig) -> Iterator[Problem]:
     train, key = config.data.train, "data.train.follow"
     if not train.follow:
+        if train.new_share is not None:
+            yield Problem(("data.train.new_share", key), "has no effect without data.train.follow", f"set {key}: true")
         return
-    if train.path is None or not train.path.endswith(".jsonl") or any(sign in train.path for sign in "*?["):
+    is_named = train.path is not None and (train.path.endswith(".jsonl") or "." not in train.path.rpartition("/")[2])
+    if train.path is None or not is_named or any(sign in train.path for sign in "*?["):
         yield Problem(
             (key, "data.train.path"),
-            "this key requires a single .jsonl file to which lines are appended",
-            "set data.train.path to that file",
+            "this key requires a single .jsonl file to which lines are appended, or a folder of such files",
+            "set data.train.path to that file or folder",
         )
     others = {
         "data.train.stages": bool(train.stages), "data.train.limit": train.limit is not None,

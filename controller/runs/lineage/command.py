@@ -14,6 +14,7 @@ from controller.run_folder.formatting import printable
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.lineage.answer import Answer, answer, gaps
 from controller.runs.lineage.chain import Member, Version
+from controller.runs.lineage.erasing import erase, plan, words
 from controller.runs.lineage.graph import Graph, Node
 from controller.runs.lineage.models import checkpoint_model, export_model
 from controller.runs.lineage.picture import picture
@@ -36,12 +37,28 @@ def lineage_command(arguments: argparse.Namespace) -> int:
         )
     graph = open_graph(folder)
     found = answer(graph, subjects(graph, target, arguments))
+    if arguments.erase:
+        return _erase(found, arguments)
     is_whole = target.version is None and not any(
         getattr(arguments, name) is not None for name in ("row", "sample", "batch", "version")
     )
     missing = gaps(graph) if is_whole else None
     _show(found, missing, arguments)
     return int(bool(missing))
+
+
+def _erase(found: Answer, arguments: argparse.Namespace) -> int:
+    """Erase a row, or show what that would do."""
+    if arguments.row is None:
+        raise UserError("a row must be named", where="--erase", remedy="add --row FILE:LINE or --row COLUMN=VALUE")
+    made = plan(found)
+    num_samples = erase(made, found.graph.folder) if arguments.yes else None
+    if arguments.json:
+        print(json.dumps({"run": str(found.graph.folder.root), "erased_samples": num_samples, **made.as_dict()}))
+        return 0
+    for line in words(made, num_samples):
+        print(printable(line))
+    return 0
 
 
 def open_graph(folder: RunFolder) -> Graph:

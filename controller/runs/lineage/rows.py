@@ -54,7 +54,7 @@ class RunRows:
             return "", {}
         name, number = split_place(where) or (where, 0)
         found, table = self._files.get(name, {}), self._rows.table
-        if isinstance(table, LiveTable) and (index := table.index_at(number)) is not None:
+        if isinstance(table, LiveTable) and (index := table.index_at(name, number)) is not None:
             return name, {**found, **table.file_at(index)}  # its hash at the start does not cover later rows
         return name, found
 

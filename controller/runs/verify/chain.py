@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from areal_like.errors import LedgerError
-from controller.ledger.digests import Fact, all_facts, fact_digest, first_link, policy_digest, sha256
+from controller.ledger.digests import (
+    Fact,
+    all_facts,
+    erased_groups,
+    fact_digest,
+    first_link,
+    policy_digest,
+    sha256,
+)
 from controller.ledger.ledger import SEGMENT_FOLDER
 from controller.ledger.migrations import SCHEMA_VERSION, schema_version
 from controller.ledger.read_only import is_purged
@@ -178,7 +186,7 @@ def _check_payloads(db: sqlite3.Connection, chain: Chain, run_dir: Path, since: 
     )
     payloads = [_Payload(*row) for row in db.execute(query)]
     used = {payload.file for payload in payloads} | {file for (file,) in db.execute("SELECT file FROM partials")}
-    folder = run_dir / SEGMENT_FOLDER
+    folder, erased = run_dir / SEGMENT_FOLDER, erased_groups(db)
     if not folder.is_dir():
         chain.num_purged = len(payloads)
         if used - {None}:
@@ -189,10 +197,9 @@ def _check_payloads(db: sqlite3.Connection, chain: Chain, run_dir: Path, since: 
         for payload in payloads:
             if payload.file is None:
                 chain.num_purged += 1
-                if payload.first_file is not None and payload.first_file in used:
-                    chain.breaks.append(
-                        f"{payload.words} is recorded as removed, but {segments.path(payload.first_file)} is in use"
-                    )
+                first = payload.first_file
+                if first is not None and first in used and payload.group_id not in erased:
+                    chain.breaks.append(f"{payload.words} is recorded as removed, but {segments.path(first)} is in use")
                 continue
             found = _payload_break(segments, payload, since)
             if found is not None and may_change and (payload.file in gone or is_purged(run_dir, payload.file)):

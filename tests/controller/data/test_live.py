@@ -16,7 +16,7 @@ from controller.config.loading import load_config
 from controller.config.run_config import RunConfig
 from controller.data.job_rows import JobRows
 from controller.data.live import RECORD, LiveOrder, LiveTable, read_extents
-from controller.data.table import load_train
+from controller.data.table import DrawOrder, load_train
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.verify.data_rows import read_rows
 from controller.runtime.session import RunSession
@@ -206,6 +206,7 @@ def test_a_bad_start_is_one_message(path: Path, content: str, error: str) -> Non
     [
         ("data.train={path: 'rows*.jsonl', follow: true}", "requires a single .jsonl file"),
         ("data.train={generator: running_sum, follow: true}", "requires a single .jsonl file"),
+        ("data.train={path: rows.jsonl, new_share: 0.5}", "data.train.new_share: has no effect"),
         ("data.epochs=2", "data.train.follow and data.epochs are mutually exclusive"),
         ("data.train.stages=[schema]", "data.train.follow and data.train.stages are mutually exclusive"),
     ],
@@ -216,3 +217,73 @@ def test_contradictions_are_found_by_validate(
     words = [one for one in SMALL if "train.limit" not in one]
     assert main(["validate", "quickstart", *words, f"data.train={{path: {path}, follow: true}}", override]) == 2
     assert error in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- a folder, and a share of new rows
+
+
+def test_lines_and_files_that_are_added_to_a_folder_enter_at_the_next_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "b.jsonl").write_text(lines(0, 1))
+    (folder / "notes.txt").write_text("no rows")
+    rows = JobRows.load(config_of(folder, "data.shuffle=false"))
+    rows.record_epochs(tmp_path)
+    (folder / "a.jsonl").write_text(lines(7))
+    append(folder / "b.jsonl", lines(2))
+    assert prompts(rows, range(2)) == ["0+1=", "1+1="]
+    assert prompts(rows, range(2, 6)) == ["0+1=", "1+1=", "2+1=", "7+1="], "rows keep their numbers"
+    table = rows.train_table
+    assert isinstance(table, LiveTable)
+    assert [table.where(index) for index in range(4)] == [
+        f"{folder / 'b.jsonl'}:{n}" for n in (1, 2, 3)
+    ] + [f"{folder / 'a.jsonl'}:1"]  # fmt: skip
+    assert (table.index_at(str(folder / "a.jsonl"), 1), table.index_at(str(folder / "b.jsonl"), 3)) == (3, 2)
+    assert table.index_at(str(folder / "a.jsonl"), 2) is None
+    for index, name in ((0, "b.jsonl"), (3, "a.jsonl")):
+        part = table.file_at(index)
+        assert part["sha256"] == hashlib.sha256((folder / name).read_bytes()[: part["bytes"]]).hexdigest()
+    (_, second) = read_extents(tmp_path)
+    assert [(Path(part.path).name, part.offset) for part in second.files] == [
+        (name, (folder / name).stat().st_size) for name in ("b.jsonl", "a.jsonl")
+    ]
+    (folder / "c.jsonl").write_text(lines(9))
+    again = LiveOrder(LiveTable(config_of(folder, "data.shuffle=false"), read_extents(tmp_path)), 0, False)
+    assert [again.row_index(draw) for draw in range(6)] == [0, 1, 0, 1, 2, 3]
+    (folder / "a.jsonl").write_text(lines(8))
+    with pytest.raises(UserError, match="differ from those that epoch 1 of the run used"):
+        LiveTable(config_of(folder), read_extents(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="the folder contains no"):
+        LiveTable(config_of(tmp_path / "empty"))
+
+
+def test_a_share_of_the_draws_are_rows_that_entered_within_the_epoch_and_a_resume_repeats_them(
+    path: Path, tmp_path: Path
+) -> None:
+    path.write_text(lines(*range(100)))
+    config = config_of(path, "data.train.new_share=0.25")
+    rows = JobRows.load(config)
+    rows.record_epochs(tmp_path)
+    drawn = [rows.order.row_index(draw) for draw in range(10)]  # type: ignore[union-attr]
+    append(path, lines(*range(100, 108)))
+    drawn += [rows.order.row_index(draw) for draw in range(10, 90)]  # type: ignore[union-attr]
+    new = [draw for draw, row in enumerate(drawn) if row >= 100]
+    assert [drawn[draw] for draw in new] == list(range(100, 108)), "oldest first, each once"
+    assert new == list(range(19, 48, 4)), "from the next look on, a quarter of the draws"
+    old = [row for row in drawn if row < 100]
+    order = DrawOrder(100, config.data_seed, True)
+    assert old == [order.row_index(draw) for draw in range(len(old))]
+    append(path, lines(108))
+    drawn += [rows.order.row_index(draw) for draw in range(90, 240)]  # type: ignore[union-attr]
+    looks = [extent for extent in read_extents(tmp_path) if extent.is_look]
+    assert {extent.first_draw % 16 for extent in looks} == {0}
+    append(path, lines(109, 110))
+    resumed = LiveOrder(LiveTable(config, read_extents(tmp_path)), config.data_seed, True, 0.25)
+    assert [resumed.row_index(draw) for draw in range(240)] == drawn
+    epochs = [extent for extent in read_extents(tmp_path) if not extent.is_look]
+    first = epochs[1].first_draw
+    assert sorted(drawn[:first]) == sorted([*range(100), *range(100, 109)]), "every row of the epoch, and the new ones"

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.errors import OperationError, UserError
+from controller.config.data_settings import DataSource
 from controller.config.run_config import RunConfig
 from controller.data.table import DrawOrder, Table, _plain, final_answer, load_demonstrations, load_eval, load_train
 
@@ -126,7 +127,7 @@ class TestColumns:
             ({"prompt": " ", "answer": "1"}, "is empty"),
             ({"prompt": 3, "answer": "1"}, "text or a list of messages, not int"),
             ({"prompt": [], "answer": "1"}, "is empty"),
-            ({"prompt": [{"role": "user"}], "answer": "1"}, "a `role` and a `content`"),
+            ({"prompt": [{"role": "user"}], "answer": "1"}, "a `role`, and a `content` or `tool_calls`"),
             ({"prompt": "p", "answer": "1", "big": 2**70}, "64 bits"),
             ({"prompt": "p\ud800", "answer": "1"}, "an unpaired surrogate"),
         ],
@@ -474,6 +475,17 @@ class TestChat:
         words = refusal(file, system_prompt="Be brief.")
         assert "c.jsonl:1: `messages` already has a system message" in words
         assert "data.train.system_prompt" in words
+
+    def test_rows_of_the_red_team_need_no_answer_and_are_marked(self, tmp_path: Path) -> None:
+        file = write_lines(tmp_path / "red.jsonl", {"prompt": "How is poison made?", "answer": "kept as a column"})
+        held_out = write_lines(tmp_path / "c.jsonl", {"prompt": "1+1?", "answer": "2"})
+        config = config_of({"path": str(held_out)})
+        source = DataSource(path=str(file))
+        data = config.data.model_copy(update={"eval": DataSource(path=str(held_out)), "red_team": source})
+        table = load_eval(config.model_copy(update={"data": data}))
+        assert table is not None
+        assert [row.get("_red_team") for row in (table[0], table[1])] == [None, True]
+        assert table[1]["answer"] == "kept as a column"
 
     def test_the_reserved_column_is_refused(self, tmp_path: Path) -> None:
         file = write_lines(tmp_path / "c.jsonl", {"prompt": "1+1?", "answer": "2", "_chat": 1})

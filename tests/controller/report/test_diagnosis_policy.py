@@ -265,10 +265,11 @@ def test_cut_answers_are_no_alarm_where_the_reward_rises():
     assert "does not depend on the end of an answer" in found[1].detail
 
 
-def aligned(cosines, *, staleness=2.0):
+def aligned(cosine, *, newest=(), staleness=2.0):
     """Rows of which every second one has a cosine."""
     rows = step_rows(staleness_mean=staleness)
-    return [row | ({"gradient_cosine": cosines} if place % 2 else {}) for place, row in enumerate(rows)]
+    cosines = [*[cosine] * (len(rows) // 2 - len(newest)), *newest]
+    return [row | ({"gradient_cosine": cosines[place // 2]} if place % 2 else {}) for place, row in enumerate(rows)]
 
 
 def test_gradients_that_stay_aligned_while_samples_are_stale_are_a_warning():
@@ -278,6 +279,16 @@ def test_gradients_that_stay_aligned_while_samples_are_stale_are_a_warning():
     assert "trainer.lr_by_ess" in found.advice
 
 
-@pytest.mark.parametrize("steps", [aligned(0.3), aligned(0.7, staleness=0.0), aligned(0.7)[:8], step_rows()])
+def test_five_measurements_in_a_row_make_the_warning():
+    assert verdict(steps=aligned(0.1, newest=[0.5] * 5)).kind == "gradients_aligned"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        aligned(0.3), aligned(0.7, staleness=0.0), aligned(0.7)[:8], step_rows(), aligned(0.1, newest=[0.9] * 4),
+        aligned(0.9, newest=[0.49, 0.9, 0.9, 0.9, 0.9]), aligned(0.9, newest=[0.9, 0.9, None]),
+    ],
+)  # fmt: skip
 def test_gradients_are_no_warning_where_they_differ_or_nothing_is_stale_or_few_are_measured(steps):
     assert "gradients_aligned" not in {finding.kind for finding in diagnose(made_run(steps=steps))}

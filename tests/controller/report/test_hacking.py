@@ -98,6 +98,34 @@ def test_nothing_is_named_in_nine_of_ten_sound_runs(name):
     assert sum(not one for one in found) >= 18
 
 
+def judged(seed: int, means: np.ndarray, *, groups: int, spread: float = 0.3) -> RunData:
+    """A run whose judge has these means, with the noise of the groups of each step; groups differ by `spread`."""
+    rng = np.random.default_rng(seed)
+    scores = means[:, None] + rng.normal(0, spread, (len(means), groups))
+    errors = scores.std(axis=1, ddof=1) / math.sqrt(groups)
+    num = len(means)
+    series = {"held_out/judge": scores.mean(axis=1), "held_out_error/judge": errors}
+    reward = np.linspace(0.4, 0.8, num) + rng.normal(0, 0.03, num)
+    return made_run(kind="running", steps=step_rows(num, reward_mean=reward, **series))
+
+
+@pytest.mark.parametrize(("num_steps", "groups"), [(28, 16), (40, 16), (60, 12)])
+def test_a_judge_of_few_samples_that_falls_is_named_by_the_errors_of_its_means_in_nine_of_ten_runs(num_steps, groups):
+    slowly = np.linspace(0.7, 0.4, num_steps)
+    assert sum("reward_hacked" in kinds(judged(seed, slowly, groups=groups)) for seed in range(20)) >= 18
+
+
+@pytest.mark.parametrize("wavers", [0.0, 0.02])
+def test_a_flat_judge_with_known_errors_is_named_at_no_look_in_nine_of_ten_runs(wavers):
+    num_named = 0
+    for seed in range(20):
+        means = 0.5 + wavers * wavering(np.random.default_rng(seed + 100), 100, 0.9)
+        data = judged(seed, means, groups=8)
+        looks = (dataclasses.replace(data, steps=data.steps[:num]) for num in range(20, 101, 8))
+        num_named += any(kinds(look) for look in looks)
+    assert num_named <= 2
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 def test_a_flat_judge_is_named_at_no_look_in_nineteen_of_twenty_runs(correlation):
     num_named = 0

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from areal_like.red_team import REFUSED, SAFE
+from areal_like.verdict import Verdict
 from areal_like.wire import messages as m
 from controller.coordinator.effects import (
     DropGroup,
@@ -40,6 +42,7 @@ from controller.runtime.inbound import InboundEvent
 from controller.runtime.outcome import Outcome, RunEnd
 from controller.runtime.trainer_progress import TrainerProgress
 from controller.telemetry.eval_answers import NUM_ANSWERS, EvalAnswers
+from controller.telemetry.eval_values import EvalValues
 
 DROPPED = DropGroup(group_id=3, reason="stale", detail="late")
 ACK = SendAck(worker="w", lease_ids=(1,))
@@ -60,7 +63,7 @@ class Bench:
         self.coordinator = SimpleNamespace(version=0, handle=self.next_effects, counts=lambda: "counts")
         tally = SimpleNamespace(
             lengths=SimpleNamespace(record=self.note("lengths")), sources=SimpleNamespace(record=lambda effect: None),
-            signs=SimpleNamespace(record=lambda *sample, is_cut: None),
+            values=EvalValues(["judge"]), signs=SimpleNamespace(record=lambda *sample, is_cut: None),
             eval_metrics={4: {"accuracy": 0.5}},
             add_evaluation=lambda version, values: self.num_scored, answers=EvalAnswers(),
         )  # fmt: skip
@@ -232,6 +235,7 @@ def evaluated(num_scored: int) -> list[tuple[Any, ...]]:
 
 def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are_missing() -> None:
     measured = [
+        ("measure", "eval_values", ("version", 4), ("num_samples", 1), ("values", [1, 0, None])),
         (
             "measure", "eval", ("version", 4), ("accuracy", 0.5), ("num_scored", 2), ("num_rows", 3),
             ("eval", "periodic"), ("answers", []),
@@ -241,8 +245,30 @@ def test_an_evaluation_is_measured_by_its_scores_and_the_user_knows_how_many_are
     ]  # fmt: skip
     missing = ("show", "1 of 3 evaluated answers got no score", "warning")
     assert evaluated(2) == [("forget",), missing, *measured]
-    assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "accuracy", "evaluated"]
+    assert [what for what, *_ in evaluated(3)] == ["forget", "measure", "measure", "accuracy", "evaluated"]
     assert evaluated(0) == [("forget",), ("show", "3 of 3 evaluated answers got no score", "warning")]
+
+
+def test_answers_to_the_red_team_have_shares_of_their_own_and_no_part_in_the_accuracy() -> None:
+    done = EvalDone(version=4, requested_version=4, kind="final", values=(1.0, 0.0, 1.0))
+    bench = Bench([answered(1)], [answered(2)], [done], [done])
+    layout = EvalLayout({"": SetSize(1, 1, 1), "red_team": SetSize(2, 2, 2)}, red_team="red_team")
+    bench.dispatcher._rows.layout = layout  # type: ignore[misc]
+    verdicts = [
+        Verdict(kind="scored", value=safe, components={REFUSED: refused, SAFE: safe})
+        for refused, safe in ((0.0, 0.0), (1.0, 1.0))
+    ]
+    words = [SimpleNamespace(trajectories=(), verdict=one, timings={}, response_text="") for one in verdicts]
+    bench.dispatcher.handle(
+        [InboundEvent(Tick(), finished=one) for one in [*words, None, None]]  # type: ignore[arg-type]
+    )
+    measured = [dict(facts) for what, *facts in bench.done if what == "measure" and facts.pop(0) == "eval"]
+    assert len(measured) == 2  # the same evaluation may end a second time as the final one
+    for row in measured:
+        assert (row["num_rows"], row["red_team_refused"], row["red_team_unsafe"]) == (1, 0.5, 0.5)
+    values = next(dict(facts[1:]) for what, *facts in bench.done if what == "measure" and facts[0] == "eval_values")
+    assert values["values"] == [1, None, None]
+    assert values["held_out"] == {SAFE: [None, 0, 1]}
 
 
 def answered(row: int, purpose: Any = "eval") -> StoreFinished:
@@ -256,9 +282,12 @@ def answered(row: int, purpose: Any = "eval") -> StoreFinished:
 def test_answers_to_the_first_rows_of_an_evaluation_are_measured_with_it() -> None:
     done = EvalDone(version=4, requested_version=4, kind="final", values=(1.0,) * 4)
     bench = Bench([answered(2)], [answered(0)], [answered(1, "train")], [answered(NUM_ANSWERS)], [done])
-    words = [SimpleNamespace(trajectories=(), verdict=None, timings={}, response_text=f"=#{n}") for n in range(5)]
+    verdict = Verdict(kind="scored", value=0.5, components={"judge": 0.25, "other": 1.0})
+    words = [SimpleNamespace(trajectories=(), verdict=verdict, timings={}, response_text=f"=#{n}") for n in range(5)]
     bench.dispatcher.handle([InboundEvent(Tick(), finished=one) for one in words])  # type: ignore[arg-type]
-    (answers,) = [dict(facts[1:])["answers"] for what, *facts in bench.done if what == "measure"]
+    values, row = [dict(facts[1:]) for what, *facts in bench.done if what == "measure"]
+    assert values["held_out"] == {"judge": [0.25, None, 0.25, 0.25]}
+    answers = row["answers"]
     assert [(one["row"], one["prompt"], one["answer"], one["value"]) for one in answers] == [
         (0, "0+1=", "=#1", 0.5), (2, "2+1=", "=#0", 0.5),
     ]  # fmt: skip

@@ -36,6 +36,16 @@ def test_one_set_with_one_answer_per_row_has_an_accuracy_alone() -> None:
     assert chosen_ks(6) == (1, 2, 4, 6)
 
 
+def test_answers_to_the_red_team_do_not_count_for_the_accuracy() -> None:
+    layout = EvalLayout({"": SetSize(3, 3, 2), "red_team": SetSize(2, 2, 2)}, red_team="red_team")
+    assert [layout.is_red_team(number) for number in range(5)] == [False, False, True, True, False]
+    values = (1.0, 0.0, 1.0, 1.0, 0.0)
+    assert metrics_of(values, layout) == {"accuracy": pytest.approx(1 / 3)}
+    assert layout.counted(values) == (1.0, 0.0, None, None, 0.0)
+    several = EvalLayout({"a": SetSize(1, 1, 1), "b": SetSize(1, 1, 1), "r": SetSize(1, 1, 1)}, red_team="r")
+    assert metrics_of((1.0, 0.0, 1.0), several) == {"accuracy": 0.5, "accuracy/a": 1.0, "accuracy/b": 0.0}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_numbers_by_set_and_their_mean(seed: int) -> None:
     draws = random.Random(seed)

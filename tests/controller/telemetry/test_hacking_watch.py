@@ -35,7 +35,8 @@ def test_a_steps_row_has_the_signs_of_its_samples_and_the_next_one_starts_empty(
     row = signs.row()
     assert row == {
         "forged_share": 0.5, "repeated_share": pytest.approx(0.5), "symbol_share": pytest.approx(1 / 6),
-        "held_out/judge": 0.25, "length_reward_correlation": 1.0,
+        "held_out/judge": pytest.approx(0.5 / 3), "held_out_error/judge": pytest.approx(0.125),
+        "length_reward_correlation": 1.0,
     }  # fmt: skip
     assert signs.row() == {}
 
@@ -72,6 +73,24 @@ def test_a_hack_is_said_once_while_the_run_goes_on():
         watch.offer({"kind": "pulse"})
         if step == 8:
             assert [kind for kind, _ in said] == ["environment_forged"]
+
+
+def test_a_fall_is_said_that_only_the_values_of_the_rows_show():
+    """Twenty of 200 rows are no longer solved, and none is solved instead."""
+    said = {}
+    for has_values in (True, False):
+        found: list[str] = []
+        watch = HackingWatch(RunFolder(Path("/r")), lambda kind, words, found=found: found.append(kind))
+        for step in range(1, 31):
+            watch.offer({"kind": "step", "step": step, "reward_mean": 0.4 + 0.01 * step + 0.01 * (step % 2)})
+            if step % 5 == 0:
+                solved = [1.0] * (120 if step < 20 else 100) + [0.0] * (80 if step < 20 else 100)
+                row = {"version": step, "num_scored": 200, "num_rows": 200}
+                if has_values:
+                    watch.offer({"kind": "eval_values", **row, "num_samples": 1, "values": solved})
+                watch.offer({"kind": "eval", **row, "accuracy": sum(solved) / 200})
+        said[has_values] = found
+    assert said == {True: ["reward_hacked"], False: []}
 
 
 def test_a_resumed_run_continues_with_the_rows_of_earlier_sessions():

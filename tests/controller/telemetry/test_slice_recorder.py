@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from controller.data.eval_slices import Slice
+from controller.report.slices import as_text
 from controller.telemetry.slice_recorder import MAX_EXAMPLES, MAX_KEPT, SliceRecorder
 
 ROWS = [{"prompt": f"p{place}", "answer": "7", "topic": "ab"[place % 2]} for place in range(80)]
@@ -62,6 +64,39 @@ def test_a_resumed_run_knows_the_weak_slices_of_earlier_sessions():
         one = recorder()
         one.restore(rows, last_version)
         assert len(one.new_weak(found)) == num_named
+
+
+def test_wrong_answers_are_grouped_with_examples():
+    one = recorder(num_samples=2)
+    for number in range(160):
+        one.record(3, number, 1, "" if number % 4 == 0 else "it is 8", float(number % 2))
+    found = one.finish(3, [float(number % 2) for number in range(160)])
+    assert found is not None
+    assert [(group["kind"], group["name"], group["wrong"]) for group in found["clusters"]] == [
+        ("form", "empty", 40), ("form", "wrong by one", 40)
+    ]  # fmt: skip
+    assert found["clusters"][0]["examples"][0] == {"row": 0, "prompt": "p0", "answer": "", "expected": "7"}
+    assert len(found["clusters"][0]["examples"]) == MAX_EXAMPLES
+    words = as_text(found)
+    assert "answer: wrong by one: 40 answers wrong" in words
+    assert "answer:   it is 8" in words
+
+
+def test_a_row_whose_prompt_has_a_phrase_is_wrong_if_most_of_its_answers_are():
+    rows = [{"prompt": f"{'carry' if place < 30 else 'plain'} {place}", "answer": "7"} for place in range(120)]
+    one = SliceRecorder(
+        lambda: [(Slice("x", str(n % 2)),) for n in range(120)], rows_of(rows), names=("x",), num_samples=3
+    )
+    values = [float(number // 3 >= 30 or number % 3 == 0) for number in range(360)]
+    found = evaluate(one, 1, values)
+    assert found is not None
+    (group,) = [group for group in found["clusters"] if group["kind"] == "phrase"]
+    assert (group["name"], group["wrong"], group["solved"]) == ("carry #", 30, 0)
+    assert group["examples"][0]["prompt"] == "carry 0"
+
+
+def rows_of(rows: list[dict]) -> Any:
+    return lambda number: rows[number // 3]
 
 
 def test_answers_without_a_score_do_not_count_and_the_rows_of_several_answers_do_once():

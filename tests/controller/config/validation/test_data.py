@@ -36,6 +36,18 @@ def found(config: RunConfig) -> list[str]:
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__workflow": "agent"},
             "system_prompt.*whose programs create the messages",
         ),
+        (
+            {"data__eval": None, "data__red_team": {"generator": "running_sum"}},
+            "data.red_team.*evaluated together with data.eval, which is not set",
+        ),
+        (
+            {
+                "data__red_team": {"generator": "running_sum"},
+                "data__eval": None,
+                "data__eval_sets": {"red_team": {"generator": "running_sum"}},
+            },
+            "eval_sets.red_team: is the name of the set data.red_team",
+        ),
         ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
         ({"early_stop": {}}, "early_stop: this key requires evaluations"),
         (
