@@ -15,6 +15,8 @@ VENV := .venv
 SGLANG_VENV := .venv-sglang
 VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
+# Most of the 30,000 installed modules are never imported; Python compiles the others when they first are, and keeps that.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --by-file --max-worker-restart 0 -o console_output_style=classic
 
 # The suite starts hundreds of interpreters: without compiled modules each would compile the packages again.
@@ -53,11 +55,12 @@ environments:
 	@$(MAKE) --no-print-directory --jobs 3 $(ENVIRONMENTS)
 
 # Three streams of tests, a file at a time, in the order of tests/conftest.py: two leave a seventh of two cores idle. A stream
-# that dies ends the suite: pytest-xdist may wait forever for the one that replaces it.
+# that dies ends the suite: pytest-xdist may wait forever for the one that replaces it. Property tests have a quarter of
+# their examples.
 test: environments
-	$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
+	$(PYTEST) -m "not thorough" --hypothesis-profile=fast $(PYTEST_ARGS)
 
-# With the tests that are marked `thorough`.
+# With the tests that are marked `thorough`, and all examples of property tests.
 test-all: environments
 	$(PYTEST) $(PYTEST_ARGS)
 
@@ -108,17 +111,17 @@ docs: $(VENV)/.installed-dev
 $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else "areal_like needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is " + sys.version.split()[0] + ": name another one, e.g. make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH_VERSION) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) torch==$(TORCH_VERSION) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) -r requirements.lock
+	$(PIP) --no-deps --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock requirements-optional.lock requirements-linters.lock requirements-deepspeed.lock requirements-ray.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-optional.lock || echo "not all of requirements-optional.lock could be installed: the tests that need it are skipped"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-linters.lock || echo "not all of requirements-linters.lock could be installed: the checks of deploy/ that need it are skipped"
-	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -r requirements-deepspeed.lock || echo "DeepSpeed could not be installed: the tests of its backend are skipped"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-ray.lock || echo "Ray could not be installed: the tests of clusters are skipped"
+	$(PIP) -r requirements-dev.lock
+	@$(PIP) -r requirements-optional.lock || echo "not all of requirements-optional.lock could be installed: the tests that need it are skipped"
+	@$(PIP) -r requirements-linters.lock || echo "not all of requirements-linters.lock could be installed: the checks of deploy/ that need it are skipped"
+	@DS_BUILD_OPS=0 $(PIP) --no-build-isolation -r requirements-deepspeed.lock || echo "DeepSpeed could not be installed: the tests of its backend are skipped"
+	@$(PIP) -r requirements-ray.lock || echo "Ray could not be installed: the tests of clusters are skipped"
 	touch $@
 
 clean:

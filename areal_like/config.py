@@ -138,7 +138,7 @@ class StartSpec(Settings):
             return cls.model_validate_json(path.read_text())
         except (OSError, pydantic.ValidationError) as error:
             what = f"not a {cls.__name__} ({error})"
-            raise UserError(what, where=str(path), remedy="use the command areal-like to start a job") from error
+            raise UserError(what, where=str(path), remedy="start jobs with the `areal-like` command") from error
 
 
 class ProcessSpec(StartSpec):

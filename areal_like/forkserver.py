@@ -190,7 +190,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         help="process ID of the parent process; the server exits when the parent exits",
     )
     parser.add_argument(
-        "--listen", metavar="SOCKET", help="serve several runs, which connect with AREAL_LIKE_FORKSERVER=SOCKET"
+        "--listen",
+        metavar="SOCKET",
+        help="path of a Unix socket on which to serve several runs; a run uses it if AREAL_LIKE_FORKSERVER contains "
+        "this path",
     )
     parser.add_argument("modules", nargs="*", help="modules to import")
     options = parser.parse_args(argv)

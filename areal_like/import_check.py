@@ -74,7 +74,7 @@ def check_own_module(module: str, where: str) -> None:
     theirs = next((path for path in (folder / f"{top}.py", folder / top) if path.exists() and folder != HOME), None)
     if theirs is not None:
         raise UserError(
-            f"`{top}` is also the name of a package of areal_like, which Python imports instead of {theirs}",
+            f"`{top}` is also the name of a package of areal_like, so Python imports that package instead of {theirs}",
             where=where,
             remedy=f"rename your module, for example to my_{theirs.name}, and use the new name here",
         )

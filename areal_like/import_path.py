@@ -59,7 +59,7 @@ def import_object(name: str, where: str) -> Any:
             near = difflib.get_close_matches(part, names, n=1)
             right = ".".join([*parts[:index], *near])
             remedy = f"did you mean {module_name}:{right}?" if near else "fix the name"
-            raise UserError(f"module {module_name} has no {attribute}", where=where, remedy=remedy)
+            raise UserError(f"module {module_name} has no attribute {attribute}", where=where, remedy=remedy)
     return found
 
 
@@ -124,7 +124,8 @@ def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: s
         try:
             found = found()
         except Exception as error:  # the user's own code
-            raise UserError(f"{name} cannot be created without arguments ({error})", where=where) from error
+            what = f"{name} cannot be created without arguments ({error})"
+            raise UserError(what, where=where, remedy="give all its parameters default values") from error
     if not isinstance(found, base):
         raise UserError(
             f"{name} is neither an instance nor a subclass of {base.__name__}",

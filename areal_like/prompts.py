@@ -124,7 +124,8 @@ class PromptEncoder:
         """
         places = [index for index, one in enumerate(messages) if one.get("role") == "assistant"]
         if not places or places[-1] != len(messages) - 1 or places[0] == 0:
-            raise UserError("`messages` must begin with a role other than `assistant` and end with `assistant`")
+            what = "`messages` must not begin with an assistant message, and must end with one"
+            raise UserError(what, remedy="correct or remove the row")
         turns = WrittenTurns(messages, tools, stop, self)
         parts: list[tuple[list[int], bool]] = []
         before = 0
@@ -138,8 +139,9 @@ class PromptEncoder:
                 parts.append((self._encode(text, is_chat=True), False))
             if turns.opens_reasoning(place, text):
                 raise UserError(
-                    "the prompt opens the reasoning of an assistant message with tool calls, which does not close it",
-                    remedy="begin its `content` with the reasoning and the marker after it, such as </think>",
+                    "the chat template opens the reasoning before an assistant message with tool calls, but the "
+                    "message does not close it",
+                    remedy="begin its `content` with the reasoning and the closing marker, such as </think>",
                 )
             own = turns.texts.get(place) or _plain_content(turns.messages[place]) + stop
             parts.append((self._ids(own), True))

@@ -30,5 +30,5 @@ def check_regular(path: Path, *, where: str = "", max_bytes: int | None = None) 
     if max_bytes is not None and status.st_size > max_bytes:
         size = f"{status.st_size / 2**20:.0f} MiB, more than {max_bytes / 2**20:.0f} MiB"
         raise UserError(
-            f"the file is too large ({size})", where=where or str(path), remedy="check that this is the file you meant"
+            f"the file is too large ({size})", where=where or str(path), remedy="check the path, or use a smaller file"
         )

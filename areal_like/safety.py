@@ -111,7 +111,7 @@ class SafetyStage(Settings):
         if self.kind in _OPTIONS:
             _checked_options(self)
         elif not is_import_path(self.kind):
-            raise ValueError(f"there is no stage `{self.kind}`: use {', '.join(_OPTIONS)}, or module:function")
+            raise ValueError(f"there is no safety stage `{self.kind}`; use {', '.join(_OPTIONS)}, or module:function")
         return self
 
 
@@ -188,7 +188,7 @@ def _finder(stage: SafetyStage, where: str) -> Find:
 def _of_user(stage: SafetyStage, where: str) -> Find:
     function = import_object(stage.kind, f"{where}.kind")
     if not callable(function):
-        raise UserError(f"{stage.kind} is not a function", where=f"{where}.kind")
+        raise UserError(f"{stage.kind} is not a function", where=f"{where}.kind", remedy="specify a function")
     _check_call(function, stage, where)
 
     def find(text: str) -> Iterator[Span]:
@@ -261,7 +261,7 @@ def _word_finder(lines: Iterable[str], where: str) -> Find:
         elif parts := tuple(_folded(match[0]) for match in _WORD.finditer(entry)):
             phrases.setdefault(parts[0], set()).add(parts)
     if not phrases and not parts_of_words:
-        raise UserError("the list has no words", where=where, remedy="write one word or phrase per line")
+        raise UserError("the list contains no words", where=where, remedy="add at least one word or phrase")
 
     def find(text: str) -> Iterator[Span]:
         found = [_forms(text, *match.span()) for match in _WORD.finditer(text)]

@@ -270,7 +270,7 @@ class WrittenTurns:
         if _squeezed(content) not in _squeezed(text):
             raise UserError(
                 "the chat template leaves out the `content` of an assistant message with tool calls",
-                remedy="remove its `content`: with this chat template, messages with tool calls have none",
+                remedy="remove the `content`, because this chat template does not write it",
             )
         if not reasoning and not _EMPTY_REASONING.match(content):
             text = text[found.end() :] if (found := _EMPTY_REASONING.match(text)) else text
@@ -282,14 +282,14 @@ class WrittenTurns:
             text += self._end_after_one(place)
         said, found, _ = text.rpartition(self._stop)
         if not found:
-            raise UserError(
-                f"the chat template does not end a message with tool calls with {self._stop!r}", remedy=NOT_WRITTEN
-            )
+            what = f"the chat template does not end an assistant message with {self._stop!r} if it has tool calls"
+            raise UserError(what, remedy=NOT_WRITTEN)
         if self._stop in said:
             number = len(self.messages[place].get("tool_calls") or ())
             raise UserError(
-                f"the chat template writes {self._stop!r} within an assistant message ({number} tool calls)",
-                remedy="write fewer calls into one message, and remove this marker from its texts",
+                f"the chat template writes {self._stop!r} in the middle of an assistant message (number of tool calls: "
+                f"{number})",
+                remedy="use fewer tool calls in one message, and remove this marker from its text",
             )
         return said + self._stop
 

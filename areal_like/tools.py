@@ -149,12 +149,14 @@ def _fields(function: Callable[..., Any], name: str, where: str) -> list[Any]:
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception as error:  # annotations are the user's code
-        raise UserError(f"an annotation of tool {name} cannot be resolved ({error})", where=where) from error
+        what = f"an annotation of tool {name} cannot be resolved ({error})"
+        raise UserError(what, where=where, remedy="correct the annotation") from error
     fields: list[Any] = []
     for one in inspect.signature(function).parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
             what = f"parameter {one.name} of tool {name} cannot be passed by name"
-            raise UserError(what, where=where, remedy="use ordinary parameters or a single dict parameter")
+            remedy = "use parameters that can be passed by name (no *args, **kwargs or positional-only parameters)"
+            raise UserError(what, where=where, remedy=remedy)
         if one.name not in hints:
             remedy = f"add a type annotation, for example `{one.name}: str`"
             raise UserError(f"parameter {one.name} of tool {name} has no annotation", where=where, remedy=remedy)

@@ -14,6 +14,9 @@ seeds.
 
 Every other version is evaluated, so a fall may have occurred one version before the evaluation that shows it. A fall
 may be temporary: compare `last` with `best`.
+
+`aligned`: the largest cosine that five consecutive measurements of `gradient_cosine` reached. Where it is at least
+COSINE_LARGE of controller/report/learning.py, the report had the finding `gradients_aligned`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from benchmarks.runs import command_of, train, write
 from benchmarks.staleness import LOSSES, MINI_BATCHES, OWN_LOSSES, SMALL, limit
 from benchmarks.warning import warning_of
 from controller.report.data import RunData
-from controller.report.learning import accuracy_fall
+from controller.report.learning import COSINE_MEASURED, accuracy_fall
 from controller.run_folder.run_folder import RunFolder
 
 CONFIG = "configs/quickstart.yaml"
@@ -69,7 +72,8 @@ def overrides(loss: str, seed: int, rate: str, bound: str) -> list[str]:
     """Overrides of one run."""
     return [
         f"seed={seed}", *SMALL, f"trainer.mini_batches={MINI_BATCHES}", *LOSSES[loss], f"trainer.optimizer.lr={rate}",
-        *limit(bound), f"eval.every_steps={EVAL_EVERY}", "metrics.report=false",
+        *limit(bound), f"eval.every_steps={EVAL_EVERY}", "trainer.gradient_cosine.every_steps=1",
+        "metrics.report=false",
     ]  # fmt: skip
 
 
@@ -83,11 +87,18 @@ def reported_when(data: RunData) -> Row:
     """Step and text of the first finding about the policy, and the step at which the accuracy had fallen."""
     warned, words = warning_of(data)
     return {
-        "warned": warned, "words": words,
+        "warned": warned, "words": words, "aligned": aligned(data),
         "fell": next((row["version"] for row in data.evals if has_fallen(data, row["version"])), None),
         "best": max(row["accuracy"] for row in data.evals), "last": data.evals[-1]["accuracy"],
         "evals": [(row["version"], row["accuracy"]) for row in data.evals],
     }  # fmt: skip
+
+
+def aligned(data: RunData) -> float | None:
+    """The largest cosine that as many measurements in a row reached as the report judges; None if there are fewer."""
+    cosines = [row["gradient_cosine"] for row in data.steps if row.get("gradient_cosine") is not None]
+    spans = [cosines[end - COSINE_MEASURED : end] for end in range(COSINE_MEASURED, len(cosines) + 1)]
+    return max(map(min, spans), default=None)
 
 
 def has_fallen(data: RunData, version: int) -> bool:

@@ -55,7 +55,7 @@ def chat_of(tokens: PromptTokens, *, name: str | None, where: str) -> tuple[Chat
     template = tokens.chat_template
     if not template:
         raise UserError(
-            "requests of clients require a chat template, but the tokenizer has none",
+            "client requests require a chat template, but the tokenizer has none",
             where="model.tokenizer",
             remedy="choose a tokenizer with a chat template",
         )

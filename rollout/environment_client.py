@@ -142,9 +142,12 @@ class EnvironmentEpisode:
         assert self.failure is None, "the environment has failed"
         assert not self.is_done, "the environment has ended the episode"
         assert turn == len(self._digests), "`reset` comes first, and once"
-        if (num_chars := num_action_chars(action)) > MAX_ACTION_CHARS or turn > MAX_TURNS:
-            what = f"the action in turn {turn} has {num_chars} characters"
-            self.fail("invalid", f"{what}, but at most {MAX_ACTION_CHARS} characters and {MAX_TURNS} turns are allowed")
+        if (num_chars := num_action_chars(action)) > MAX_ACTION_CHARS:
+            what = f"the action in turn {turn} has {num_chars} characters, but at most {MAX_ACTION_CHARS} are allowed"
+            self.fail("invalid", what)
+            return None
+        if turn > MAX_TURNS:
+            self.fail("invalid", f"the episode has more than {MAX_TURNS} turns, which is the maximum")
             return None
         action = _as_sent(action)
         self._watch(True)

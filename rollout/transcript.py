@@ -122,7 +122,7 @@ class Transcript:
             raise ValueError(
                 f"an answer sampled by version {segment.first_version} cannot follow tokens of version "
                 f"{self.last_version} "
-                "(`stamped-versions`)"
+                "(invariant `stamped-versions`)"
             )
         self._last = answer if isinstance(answer, Answer) else Answer(segment=segment, finish_reason="stop")
         if self._last.model:

@@ -88,7 +88,7 @@ class Turns:
             known = self._put_together()[0].tokens_R
             if not np.array_equal(transcript.sampled_tokens.tokens_R[: len(known)], known):
                 raise UserError(
-                    "a checkpoint must continue the previous checkpoint",
+                    "the transcript of a checkpoint must start with the tokens of the previous checkpoint",
                     remedy="start with the transcript in tools.resumed",
                 )
         try:

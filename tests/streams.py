@@ -40,9 +40,15 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def is_in_part(item: pytest.Item, part: tuple[int, int]) -> bool:
-    """Return whether a test runs where one of several parts of the thorough tests is asked for."""
-    is_thorough = item.get_closest_marker("thorough") is not None
-    return not is_thorough or zlib.crc32(item.nodeid.encode()) % part[1] == part[0]
+    """Return whether a test runs where one of several parts of the thorough tests is asked for.
+
+    Tests of a file whose mark names the same fixture, `thorough(fixture)`, are in one part, which makes it once.
+    """
+    marker = item.get_closest_marker("thorough")
+    if marker is None:
+        return True
+    name = f"{item.nodeid.partition('::')[0]} {marker.args[0]}" if marker.args else item.nodeid
+    return zlib.crc32(name.encode()) % part[1] == part[0]
 
 
 def freeze() -> None:

@@ -92,13 +92,28 @@ def test_results_are_those_of_one_process(tmp_path: Path) -> None:
 
 def test_every_thorough_test_is_in_one_part() -> None:
     def item(name: str, *, is_thorough: bool = True) -> SimpleNamespace:
-        return SimpleNamespace(nodeid=name, get_closest_marker=lambda _: is_thorough or None)
+        marker = SimpleNamespace(args=()) if is_thorough else None
+        return SimpleNamespace(nodeid=name, get_closest_marker=lambda _: marker)
 
     names = [f"tests/test_x.py::test[{number}]" for number in range(60)]
     found = [[name for name in names if streams.is_in_part(item(name), streams.part_of(f"{k}/3"))] for k in (3, 7, 11)]
     assert sorted(name for part in found for name in part) == sorted(names)
     assert min(map(len, found)) > 10
     assert all(streams.is_in_part(item(name, is_thorough=False), (0, 3)) for name in names)
+
+
+def test_thorough_tests_that_share_a_fixture_are_in_one_part() -> None:
+    def item(file: int, fixture: str, number: int) -> SimpleNamespace:
+        marker = SimpleNamespace(args=(fixture,))
+        return SimpleNamespace(nodeid=f"tests/test_{file}.py::test[{number}]", get_closest_marker=lambda _: marker)
+
+    chosen = [
+        [streams.is_in_part(item(file, fixture, number), (0, 3)) for number in range(9)]
+        for file in range(10)
+        for fixture in ("stage", "world")
+    ]
+    assert all(len(set(each)) == 1 for each in chosen)
+    assert {each[0] for each in chosen} == {True, False}
 
 
 @pytest.mark.parametrize("text", ["", "1", "1/0", "-1/3", "a/b"])

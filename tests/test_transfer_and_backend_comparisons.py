@@ -29,11 +29,9 @@ CHOSEN = re.compile(
 SECTIONS = ("fsdp", "deepspeed")
 
 
-def comparisons(source: str) -> Iterator[tuple[int, str]]:
+def comparisons(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Lines on which the name of a transfer or backend is compared with a literal, with the expression."""
-    if not any(name in source for name in NAMES):
-        return
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             sides, line = [node.left, *node.comparators], node.lineno
         elif isinstance(node, ast.Match):
@@ -45,28 +43,37 @@ def comparisons(source: str) -> Iterator[tuple[int, str]]:
             yield line, ast.unparse(node)
 
 
-def readings(source: str) -> Iterator[tuple[int, str]]:
+def readings(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Lines on which a backend's section is read."""
-    if not any(f".{name}" in source for name in SECTIONS):
-        return
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in SECTIONS:
             yield node.lineno, ast.unparse(node)
 
 
-def sources() -> list[tuple[str, str]]:
-    """Path and text of every file outside the packages that implement transfers and backends."""
-    paths = [path for package in PACKAGES for path in sorted((REPOSITORY / package).rglob("*.py"))]
-    named = [(path.relative_to(REPOSITORY).as_posix(), path) for path in paths]
-    return [(name, path.read_text()) for name, path in named if not name.startswith(OWN)]
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
 
 
-def test_no_name_of_a_transfer_or_backend_is_compared() -> None:
-    assert [f"{name}:{line}: {text}" for name, source in sources() for line, text in comparisons(source)] == []
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str]]:
+    """Comparisons and readings in every file outside the packages that implement transfers and backends; a file that
+    names none of them is not parsed, and the others once."""
+    lines: dict[str, list[str]] = {"comparisons": [], "readings": []}
+    for path in (path for package in PACKAGES for path in sorted((REPOSITORY / package).rglob("*.py"))):
+        name, source = path.relative_to(REPOSITORY).as_posix(), path.read_text()
+        if not name.startswith(OWN) and any(word in source for word in {*NAMES, *SECTIONS}):
+            nodes = nodes_of(source)
+            lines["comparisons"] += [f"{name}:{line}: {text}" for line, text in comparisons(nodes)]
+            lines["readings"] += [f"{name}:{line}: {text}" for line, text in readings(nodes)]
+    return lines
 
 
-def test_no_section_of_a_backend_is_read_outside_its_package() -> None:
-    assert [f"{name}:{line}: {text}" for name, source in sources() for line, text in readings(source)] == []
+def test_no_name_of_a_transfer_or_backend_is_compared(found: dict[str, list[str]]) -> None:
+    assert found["comparisons"] == []
+
+
+def test_no_section_of_a_backend_is_read_outside_its_package(found: dict[str, list[str]]) -> None:
+    assert found["readings"] == []
 
 
 @pytest.mark.parametrize(
@@ -82,15 +89,15 @@ def test_no_section_of_a_backend_is_read_outside_its_package() -> None:
     ],
 )
 def test_such_a_comparison_would_be_found(source: str) -> None:
-    assert len(list(comparisons(source))) == 1
+    assert len(list(comparisons(nodes_of(source)))) == 1
 
 
 @pytest.mark.parametrize(
     "source", ["if place == 'shm': pass", "if settings.threads == 'auto': pass", "if manifest.kind == 'disk': pass"]
 )
 def test_other_meanings_of_those_words_are_left_alone(source: str) -> None:
-    assert list(comparisons(source)) == []
+    assert list(comparisons(nodes_of(source))) == []
 
 
 def test_such_a_reading_would_be_found() -> None:
-    assert [line for line, _ in readings("print(config.trainer.deepspeed.stage)")] == [1]
+    assert [line for line, _ in readings(nodes_of("print(config.trainer.deepspeed.stage)"))] == [1]

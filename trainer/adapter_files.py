@@ -107,7 +107,7 @@ def load_adapter(folder: Path, model: PreTrainedModel, settings: AdapterSettings
             stored = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
             if stored != {stored_name(name): tuple(tensor.shape) for name, tensor in own.items()}:
                 raise UserError(
-                    "the checkpoint's adapter has a different rank or different target modules",
+                    "the checkpoint's adapter has a different rank or different target modules than trainer.lora",
                     where=str(folder),
                     remedy=f"use the run's original trainer.lora ({_describe(folder)}), or start a new run",
                 )

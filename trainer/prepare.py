@@ -115,7 +115,7 @@ def _starting_model(
         num_rows = config.get_text_config().vocab_size
         if len(tokenizer) > num_rows:
             raise UserError(
-                f"the tokenizer has {len(tokenizer)} tokens, but the model has only {num_rows}",
+                f"the tokenizer has {len(tokenizer)} tokens, but the vocabulary of the model has only {num_rows}",
                 where="model.tokenizer",
                 remedy="use the tokenizer that belongs to the model",
             )

@@ -148,7 +148,7 @@ class Saving:
             await self._link.send(CheckpointFailed(version=version, reason=str(error)))
             return
         self._activity.num_checkpoints += 1
-        log.info("checkpoint of version %d (%s): %s", version, reason, saved.folder)
+        log.info("saved the checkpoint of version %d (%s) to %s", version, reason, saved.folder)
         if announced is not None:
             await asyncio.wait([announced])  # versions and checkpoints are reported in order
         self._reported = CheckpointSaved(

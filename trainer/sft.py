@@ -75,7 +75,7 @@ def _checked_spans(spans: Any) -> list[tuple[str, bool]]:
     is_list = isinstance(spans, list) and all(isinstance(one, list | tuple) and len(one) == 2 for one in spans)
     if not is_list or not all(isinstance(text, str) and isinstance(is_trained, bool) for text, is_trained in spans):
         raise UserError(
-            "`spans` must be a list of [text, true or false]",
+            "`spans` must be a list of pairs [text, true or false]",
             remedy="write [text, true] for text on which the model is trained, and [text, false] for other text",
         )
     if not any(text and is_trained for text, is_trained in spans):

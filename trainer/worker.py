@@ -302,7 +302,7 @@ class TrainerWorker:
                 f"lineage {batch.lineage}" if is_stray else "repeated" if batch.step <= self._requested else "too early"
             )
             log.error(
-                "rejected the batch of step %d (%s), because step %d of lineage %s was requested",
+                "rejected the batch of step %d (%s); the last request was for step %d of lineage %s",
                 batch.step, why, self._requested, self._spec.lineage,
             )  # fmt: skip
             return

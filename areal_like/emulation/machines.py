@@ -98,7 +98,7 @@ MODELS: Mapping[str, Model] = {
 
 def gpu_named(name: str, where: str = "--gpu") -> Gpu:
     """The GPU of this name. Raises UserError, which suggests the most similar name."""
-    return _named(GPUS, name, where)
+    return _named(GPUS, name, "GPU", where)
 
 
 def model_named(name: str, where: str = "--model") -> Model:
@@ -115,7 +115,7 @@ def model_named(name: str, where: str = "--model") -> Model:
                 remedy="specify a model folder with a config.json, or a known model name",
             ) from error
         return model_of(config, name=path.name, where=str(file))
-    return _named(MODELS, name.rsplit("/", 1)[-1].lower(), where)
+    return _named(MODELS, name.rsplit("/", 1)[-1].lower(), "model", where)
 
 
 def model_of(config: Mapping[str, Any], *, name: str, where: str = "", bytes_per_parameter: int = 2) -> Model:
@@ -154,12 +154,12 @@ def _refuse_experts(config: Mapping[str, Any], where: str) -> None:
             )
 
 
-def _named(table: Mapping[str, T], name: str, where: str) -> T:
+def _named(table: Mapping[str, T], name: str, noun: str, where: str) -> T:
     if name in table:
         return table[name]
     near = get_close_matches(name, table, n=1)
     raise UserError(
-        f"{name!r} is not a known name" + (f"; did you mean {near[0]!r}?" if near else ""),
+        f"{name!r} is not a known {noun}" + (f"; did you mean {near[0]!r}?" if near else ""),
         where=where,
         remedy=f"use one of {', '.join(table)}",
     )

@@ -127,7 +127,7 @@ def prompt_logprobs(choice: TokenChoice, tokens_T: Sequence[int], start: int, sh
     """
     rows = choice.prompt_logprobs
     if rows is None:
-        raise RequestRefused(f"{shown_url} does not return log-probs of given tokens (`prompt_logprobs`)")
+        raise RequestRefused(f"{shown_url} does not return log-probs of prompt tokens (`prompt_logprobs`)")
     if len(rows) != len(tokens_T):
         raise RequestRefused(f"{shown_url} returned log-probs of {len(rows)} tokens for a prompt of {len(tokens_T)}")
     found = []

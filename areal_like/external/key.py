@@ -28,7 +28,8 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
             key = Path(options.key_file).expanduser().read_text()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"
-            raise UserError(f"the key cannot be read from {place} ({reason})", where=where) from error
+            remedy = "check the path and its permissions"
+            raise UserError(f"the key cannot be read from {place} ({reason})", where=where, remedy=remedy) from error
     else:
         return None
     key = key.strip()
@@ -40,5 +41,6 @@ def read_key(options: EndpointOptions, where: str) -> str | None:
         )
         raise UserError(f"{place} contains no key", where=where, remedy=remedy)
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"the key in {place} contains white space, control or non-ASCII characters", where=where)
+        what = f"the key in {place} contains white space, control or non-ASCII characters"
+        raise UserError(what, where=where, remedy="remove these characters")
     return key

@@ -47,7 +47,8 @@ class ReasoningGymOptions(Settings):
     def _size_and_seed_are_ours(cls, tasks: dict[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
         for name, config in tasks.items():
             if taken := sorted({"seed", "size"} & set(config or {})):
-                raise ValueError(f"{name}.{taken[0]} cannot be set here; set data.seed or limit instead")
+                instead = {"seed": "data.seed", "size": "limit"}[taken[0]]
+                raise ValueError(f"{name}.{taken[0]} cannot be set here; set {instead} instead")
         return tasks
 
     @pydantic.model_validator(mode="after")

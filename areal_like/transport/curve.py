@@ -26,6 +26,7 @@ _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"areal_like"
 _PAIRS = ("server", "client")
 MAX_KEY_FILE_BYTES = 4096
+_KEY_REMEDY = "start the run again; for a standalone reward service, create its keys or copy them to this folder"
 PLACE_WITH_MODES = "on a file system with Unix permissions (for a run: runs_dir=/some/where)"
 """Advice for file systems without file modes (FAT, and some network and FUSE mounts)."""
 
@@ -165,7 +166,7 @@ def read_private(path: Path) -> bytes:
     except OSError as error:
         what, remedy = (
             f"cannot read a key: {error.strerror}",
-            "start the run again, or create or copy the service's keys",
+            _KEY_REMEDY,
         )
         raise UserError(what, where=str(path), remedy=remedy) from error
     if stat.S_IMODE(mode) & 0o077:
@@ -196,6 +197,6 @@ def _read_key(path: Path) -> bytes:
         raise UserError(
             "the file is not a CURVE key",
             where=str(path),
-            remedy="start the run again, or create or copy the service's keys",
+            remedy=_KEY_REMEDY,
         )
     return key

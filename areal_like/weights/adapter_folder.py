@@ -20,6 +20,7 @@ from areal_like.weights.adapter import PARTS, own_name
 from areal_like.weights.safetensors_header import shapes_in
 
 SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_SAVE_AGAIN = "save the adapter again with peft's save_pretrained"
 UNUSED = (
     "use_dora", "use_qalora", "use_bdlora", "lora_bias", "fan_in_fan_out", "modules_to_save", "rank_pattern",
     "alpha_pattern", "target_parameters", "trainable_token_indices", "layer_replication", "alora_invocation_tokens",
@@ -115,12 +116,13 @@ def _settings(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"the file cannot be read as JSON ({error})", where=str(path)) from error
+        what = f"the file cannot be read as JSON ({error})"
+        raise UserError(what, where=str(path), remedy=_SAVE_AGAIN) from error
     if not isinstance(found, dict):
         raise UserError(
             "the file is not a JSON object",
             where=str(path),
-            remedy="save the adapter again with peft's save_pretrained",
+            remedy=_SAVE_AGAIN,
         )
     return found
 
@@ -129,7 +131,7 @@ def _checked(settings: Mapping[str, Any], where: str) -> tuple[int, float]:
     """Rank and scale. Raises UserError."""
     kind = settings.get("peft_type")
     if kind != "LORA":
-        raise UserError(f"peft_type is {kind}, but only LORA adapters are supported", where=where)
+        raise UserError(f"peft_type is {kind}, but only LORA is supported", where=where)
     changed = [key for key in UNUSED if settings.get(key)]
     if settings.get("bias", "none") != "none":
         changed.append("bias")
@@ -178,5 +180,5 @@ def _modules(tensors: Mapping[str, tuple[int, ...]], rank: int, where: str) -> d
             raise UserError(what, where=where, remedy="save the adapter with peft's save_pretrained")
         modules[module] = (first[1], second[0])
     if not modules:
-        raise UserError("the file contains no tensors", where=where)
+        raise UserError("the file contains no tensors", where=where, remedy=_SAVE_AGAIN)
     return modules

@@ -10,7 +10,7 @@
 
 `gradients` and `curves` have the trainer's own step and the embedded engine in one process, so that the lag is exact.
 What they compare is in variants.py, each as a section of configuration; `quickstart` runs the jobs of quickstarts.py.
-Each variant of `curves` has the same budget of tuning: three learning rates at lag TUNING_LAG, on a seed that does not
+Each variant of `curves` has the same budget of tuning: four learning rates at lag TUNING_LAG, on a seed that does not
 count; by default it compares the variants CURVES. A result has a part for each question and task, and for `quickstart`
 with `--variants`; a call measures one part.
 `--go-on` takes the rows of an interrupted call.
@@ -34,7 +34,11 @@ from benchmarks.publishing import next_to_runs
 from benchmarks.runs import command_of, mean_interval, parts_with, write
 
 QUESTION = "objectives"
-LAGS, SEEDS, RATES = {"gradients": "0,1,4,16,64", "curves": "0,16,64", "quickstart": "0"}, "1,2,3,4,5", "5e-5,1e-4,2e-4"
+LAGS, SEEDS, RATES = (
+    {"gradients": "0,1,4,16,64", "curves": "0,16,64", "quickstart": "0"},
+    "1,2,3,4,5",
+    "5e-5,1e-4,2e-4,4e-4",
+)
 CURVES = ("decoupled", "ppo", "exact_weight", "m2po", "gspo", "cispo", "dppo", "vespo")
 """The variants whose ideas differ most: the default, no correction, a weight without limit, a mask by the second
 moment, whole answers, clipped weights, the probability as trust region, and a weight of whole answers."""

@@ -18,6 +18,7 @@ from benchmarks.objectives.task import Rows, Task
 from rollout.config import EngineSettings
 from rollout.engine.embedded import EmbeddedEngine
 from rollout.engine.port import GenerationOutcome, GenerationRequest
+from rollout.tokens import stop_ids
 from trainer.export import cast
 from trainer.weights.publish import tensor_bytes
 
@@ -32,9 +33,10 @@ class Sampler:
 
     def __init__(self, model: Path, task: Task, rows: Rows, folder: Path, *, seed: int) -> None:
         self._task, self._rows, self._seed = task, rows, seed
+        self._stop = stop_ids(model, rows.tokenizer)
         self._store = WeightStore(folder, "disk", keep=2)
         self._folder = folder
-        settings = EngineSettings(device="cpu", num_slots=128, max_context=2 * task.max_terms + task.max_new + 2)
+        settings = EngineSettings(device="cpu", num_slots=128, max_context=task.max_context)
         self._engine = EmbeddedEngine(model, settings, dtype="float32", num_threads=torch.get_num_threads())
         self._num_loads = self._num_groups = 0
         self._num_requests = 0
@@ -80,7 +82,7 @@ class Sampler:
         return self._rows.is_right(row, outcome.segment.tokens_R, outcome.end_reason)
 
     async def _generate(self, rows: Sequence[dict[str, Any]], *, temperature: float) -> list[GenerationOutcome]:
-        sampling = Sampling(temperature=temperature, max_new_tokens=self._task.max_new)
+        sampling = Sampling(temperature=temperature, max_new_tokens=self._task.max_new, stop_token_ids=self._stop)
         requests = []
         for row in rows:
             self._num_requests += 1

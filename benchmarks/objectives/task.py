@@ -15,9 +15,12 @@ import numpy as np
 from areal_like.tasks import running_sum
 from benchmarks.folders import REPOSITORY
 from benchmarks.runs import environment
+from rollout.tokens import PromptTokens
 from trainer.model.tokenizers import build_tokenizer
 
 CONFIG = REPOSITORY / "configs" / "quickstart.yaml"
+MODEL = ("model.init.hidden_size=64", "model.init.intermediate_size=192", "model.init.head_dim=16")
+"""Half as wide as the quickstart's, so that a curve takes half a minute."""
 WARM_START = ("warm_start.sft.steps=600", "warm_start.sft.batch_size=64")
 """Fixed here: the figures do not depend on what the quickstart chooses."""
 
@@ -35,10 +38,15 @@ class Task:
     @property
     def options(self) -> dict[str, Any]:
         """Options of the generator."""
-        return {"max_terms": self.max_terms, "pgeo": 0.25 if self.max_terms < 10 else 0.1}
+        return {"max_terms": self.max_terms, "pgeo": 0.4 if self.max_terms < 10 else 0.1}
+
+    @property
+    def max_context(self) -> int:
+        """Bound of prompt and answer, tokens."""
+        return 2 * self.max_terms + self.max_new + 2
 
 
-TASKS = {task.name: task for task in (Task("short", 6, 48, 24), Task("long", 16, 112, 12))}
+TASKS = {task.name: task for task in (Task("short", 6, 48, 16), Task("long", 16, 112, 12))}
 """`short`: sums of at most six terms. `long`: sums of up to sixteen terms, with answers of up to 100
 tokens in which every step must be right."""
 SMALLEST = Task("smallest", 3, 20, 4, 4)
@@ -49,7 +57,8 @@ class Rows:
     """The prompts of a task as tokens, and what an answer is worth."""
 
     def __init__(self, task: Task, seed: int) -> None:
-        self._tokenizer = build_tokenizer("characters:running_sum", None)
+        self.tokenizer = build_tokenizer("characters:running_sum", None)
+        self._tokens = PromptTokens(self.tokenizer, template=None, add_bos="auto", max_context=task.max_context)
         self._train = running_sum.rows(seed, "train", options=task.options)
         self._task, self._seed = task, seed
 
@@ -64,11 +73,11 @@ class Rows:
 
     def prompt(self, row: dict[str, Any]) -> np.ndarray:
         """int32 tokens of the prompt."""
-        return np.array(self._tokenizer.encode(row["prompt"], add_special_tokens=False), np.int32)
+        return self._tokens.prompt(row)
 
     def is_right(self, row: dict[str, Any], answer: np.ndarray, finish_reason: str) -> bool:
         """Whether the sampled tokens are a correct answer."""
-        text = self._tokenizer.decode(answer.tolist(), skip_special_tokens=True)
+        text = self.tokenizer.decode(answer.tolist(), skip_special_tokens=True)
         return running_sum.is_correct(row, text, finish_reason)
 
 
@@ -79,7 +88,7 @@ def starting_model(task: Task, seed: int, runs_dir: Path, overrides: tuple[str, 
         options = [f"warm_start.data.options.{key}={value}" for key, value in task.options.items()]
         command = [
             sys.executable, "-P", "-m", "controller", "sft", str(CONFIG), f"seed={seed}", f"out={folder}",
-            f"runs_dir={runs_dir}", *WARM_START, *options, *overrides,
+            f"runs_dir={runs_dir}", *MODEL, *WARM_START, *options, *overrides,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
         if done.returncode != 0:

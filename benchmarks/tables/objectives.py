@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.runs import mean_interval
 from benchmarks.tables.form import Result, table
 
 
@@ -47,11 +48,29 @@ def _gradients(name: str, part: Result) -> str:
 def _curves(name: str, part: Result) -> str:
     lags = [str(lag) for lag in part["lags"]]
     rows = [
-        (f"`{variant}`", part["tuned"][variant], *(_cell(by_lag[lag]) for lag in lags))
+        (f"`{variant}`", _rates(part, variant), *(_cell(by_lag[lag]) for lag in lags),
+         *(_cell(_change(part, variant, lag)) for lag in part["lags"][1:]))
         for variant, by_lag in part["summary"].items()
-    ]
-    head = (f"accuracy after {part['steps']} steps", "learning rate", *(f"lag {lag}" for lag in lags))
-    return f"**{name}**, {len(part['seeds'])} seeds, 95 % intervals over seeds\n\n{table(head, rows)}"
+    ]  # fmt: skip
+    head = (
+        f"accuracy after {part['steps']} steps", "learning rate", *(f"lag {lag}" for lag in lags),
+        *(f"lag {lag} minus lag {lags[0]}" for lag in lags[1:]),
+    )  # fmt: skip
+    note = f"{len(part['seeds'])} seeds, 95 % intervals over seeds, differences paired by seed"
+    return f"**{name}**, {note}\n\n{table(head, rows)}"
+
+
+def _rates(part: Result, variant: str) -> str:
+    """The rate that was chosen, and the accuracy of each rate on the seed of the tuning."""
+    tried = part["tried"].get(variant, {})
+    of = "; ".join(f"{rate}: {value:.2f}" for rate, value in tried.items())
+    return f"{part['tuned'][variant]} ({of})" if of else part["tuned"][variant]
+
+
+def _change(part: Result, variant: str, lag: int) -> Sequence[float | None]:
+    """How much the accuracy differs from that at the smallest lag: mean over the seeds, and half width."""
+    reached = {(row["lag"], row["seed"]): row["accuracy"] for row in part["rows"] if row["variant"] == variant}
+    return mean_interval([reached[lag, seed] - reached[part["lags"][0], seed] for seed in part["seeds"]])
 
 
 def _cell(pair: Sequence[float | None]) -> str:

@@ -156,7 +156,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     resume.add_argument(
         "--accept-loss", action="store_true",
         help="continue from the newest state that is in both the ledger and the checkpoints, even if files of the run "
-        "are missing or older than others; later checkpoints are moved to a separate folder",
+        "are missing or outdated; later checkpoints are moved to a separate folder",
     )  # fmt: skip
     resume.add_argument(
         "--past-early-stop",
@@ -248,7 +248,7 @@ def _add_looking(commands: Any) -> None:
         "List the runs on this machine, regardless of the folder in which they are stored.",
     )
     listing.add_argument(
-        "-a", "--all", action="store_true", help="also list runs that have ended, crashed or run on other machines"
+        "-a", "--all", action="store_true", help="also list runs that have ended or crashed, and runs on other machines"
     )
     listing.add_argument(
         "--runs-dir",
@@ -321,7 +321,7 @@ def _add_samples(commands: Any) -> None:
     samples.add_argument("--group", type=whole, metavar="G", help="show only the samples of the group with this number")
     samples.add_argument(
         "--life", type=sample_name, metavar="GROUP.SAMPLE",
-        help="instead, show the timeline of one sample, from drawing its prompt to the step that used it",
+        help="show the timeline of one sample instead, from the draw of its prompt to the step that used it",
     )  # fmt: skip
     order = samples.add_mutually_exclusive_group()
     order.add_argument("--worst", action="store_true", help="sort by ascending reward and omit samples without a score")

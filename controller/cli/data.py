@@ -119,9 +119,9 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UserError(f"is not valid JSON ({error})", where="--extra-body", remedy=_BODY_REMEDY) from error
+        raise UserError(f"the value is not valid JSON ({error})", where="--extra-body", remedy=_BODY_REMEDY) from error
     if not isinstance(found, dict):
-        raise UserError("is not a JSON object", where="--extra-body", remedy=_BODY_REMEDY)
+        raise UserError("the value is not a JSON object", where="--extra-body", remedy=_BODY_REMEDY)
     return found
 
 

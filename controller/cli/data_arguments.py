@@ -69,7 +69,7 @@ def add_data(commands: Any, make: Callable[..., Any]) -> None:
         part.add_argument("--stages", metavar="FILE", help="YAML file that lists the stages (default: a built-in list)")
         part.add_argument(
             "--eval", action="append", default=[], metavar="FILE",
-            help="file of evaluation rows, which adds the stage `contamination`; this option can be repeated",
+            help="file of evaluation rows; adds the stage `contamination`; this option can be repeated",
         )  # fmt: skip
         part.add_argument(
             "--workers", type=processes, default=0, metavar="N", help="number of processes (default: one per core)"
@@ -142,7 +142,11 @@ def _add_labels(parts: Any, make: Callable[..., Any]) -> None:
         "--id-column", default="id", metavar="NAME", help="column that corresponds to `key` in the review (default: id)"
     )
     relabel.add_argument(
-        "--columns", action="append", default=[], metavar="ROLE=NAME", help="as for `areal-like data clean`"
+        "--columns",
+        action="append",
+        default=[],
+        metavar="ROLE=NAME",
+        help="map a role to a column, as in `areal-like data clean --columns`",
     )
 
 

@@ -42,7 +42,7 @@ def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> No
         "--sample",
         type=sample_name,
         metavar="NAME",
-        help="show the lineage of a sample, specified as GROUP.SAMPLE, or of all samples of a GROUP",
+        help="show the lineage of one sample (GROUP.SAMPLE), or of all samples of one group (GROUP)",
     )
     what.add_argument("--batch", type=whole, metavar="N", help="show the lineage of the batch of step N")
     what.add_argument("--version", type=whole, metavar="N", help="show the lineage of policy version N")

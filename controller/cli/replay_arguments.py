@@ -60,7 +60,7 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
         "Repeat the training steps of a run that has ended, or the step in a capsule, and compare the results bit for "
         "bit with the recorded ones.",
     )  # fmt: skip
-    replay.add_argument("run", metavar="RUN|CAPSULE", help=f"{run_help}; or a capsule file")
+    replay.add_argument("run", metavar="RUN|CAPSULE", help=f"{run_help}; or a file written by `areal-like capsule`")
     replay.add_argument(
         "--from", dest="first", type=whole, metavar="STEP",
         help="start from the newest kept checkpoint at or before this version (default: the starting model)",
@@ -74,8 +74,11 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
         "recorded one; or simulate a changed schedule with the costs measured in the run.",
     )  # fmt: skip
     whatif.add_argument("run", metavar="RUN", help=run_help)
-    whatif.add_argument("overrides", nargs="+", metavar="key.path=value", help="a setting to change")
-    whatif.add_argument("--from", dest="first", type=whole, metavar="STEP", help="as for `areal-like replay`")
+    whatif.add_argument("overrides", nargs="+", metavar="key.path=value", help="setting to change, and its new value")
+    whatif.add_argument(
+        "--from", dest="first", type=whole, metavar="STEP",
+        help="start from the newest kept checkpoint at or before this version (default: the starting model)",
+    )  # fmt: skip
     whatif.add_argument(
         "--to", dest="last", type=whole, metavar="STEP", help="last step to repeat (default: the last step of the run)"
     )
@@ -91,7 +94,7 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
         "for example for a bug report.",
     )  # fmt: skip
     capsule.add_argument("run", metavar="RUN", help=run_help)
-    capsule.add_argument("--step", type=whole, required=True, metavar="N", help="step that the file contains")
+    capsule.add_argument("--step", type=whole, required=True, metavar="N", help="step to write to the file")
     capsule.add_argument("-o", "--out", required=True, metavar="FILE", help="output file, which must not exist")
 
 

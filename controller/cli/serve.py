@@ -195,7 +195,9 @@ def safety_of(file: str | None, of_run: Any) -> tuple[dict[str, Any], ...]:
             raise UserError(f"the file cannot be read ({error})", where=where, remedy=remedy) from error
     if not isinstance(stages, list) or not all(isinstance(one, dict) for one in stages):
         raise UserError(
-            "must contain a list of stages", where=where, remedy="write each stage as `- {kind: words, options: {...}}`"
+            "the safety stages must be a list of mappings",
+            where=where,
+            remedy="write each stage as `- {kind: words, options: {...}}`",
         )
     checked = []
     for place, one in enumerate(stages):

@@ -35,7 +35,9 @@ def find_model(path: str) -> Path | None:
             )
         return folder
     if folder.exists():
-        raise UserError("is a file, not a folder", where=path, remedy="specify the folder that contains config.json")
+        raise UserError(
+            "the path is a file, not a folder", where=path, remedy="specify the folder that contains config.json"
+        )
     if is_hub_name(path):
         cached = _hub_snapshot(path)
         if cached is None and os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):

@@ -77,10 +77,10 @@ def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
     if config.trainer.lora is not None:
         yield from no_target_problems("trainer.lora", config.trainer.lora)
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing:
-        what = "applies only to the loss `sigmoid`"
+        what = "this key applies only to the loss `sigmoid`"
         yield Problem(("dpo.label_smoothing", "dpo.loss"), what, "set label_smoothing: 0, or dpo.loss: sigmoid")
     if config.trainer.checkpoint.best is not None:
-        what = "applies only to runs with rollouts"
+        what = "this key applies only to runs with rollouts"
         yield Problem(("trainer.checkpoint.best",), what, "set trainer.checkpoint.best: null")
     template = config.data.prompt_template
     if template is not None and PLACEHOLDER not in template:

@@ -77,8 +77,8 @@ def stall_problems(config: RunConfig) -> Iterator[Problem]:
     if given_s is not None and given_s <= longest.longest_s:
         yield Problem(
             (KEY, *longest.keys),
-            f"would end the run after {given_s:g} s without progress, but {longest.longest_s:g} s may pass before"
-            f" {longest.what}",
+            f"this limit would end the run after {given_s:g} s without progress, but {longest.longest_s:g} s may pass "
+            f"before {longest.what}",
             f"remove {KEY} (its default is then {longest.longest_s + MARGIN_S:g}), or lower "
             f"{' or '.join(longest.keys)}",
         )

@@ -76,7 +76,7 @@ def _check(access: Access, request: web.Request, command: str) -> None:
 def check_origin(access: Access, request: web.Request) -> None:
     """Refuse a request that a page of another site sent."""
     if not access.is_same_origin(request.headers):
-        raise web.HTTPForbidden(text="the request comes from a different site")
+        raise web.HTTPForbidden(text="the request comes from a different origin")
 
 
 async def body_of(request: web.Request) -> dict[str, Any]:

@@ -267,7 +267,7 @@ class LiveTable(Table):
                 "used"
             )
             where = str(self._folder if self._is_folder else self._files[0].path)
-            raise UserError(what, where=where, remedy="restore these bytes; rows may only be appended")
+            raise UserError(what, where=where, remedy="restore the original lines; lines may only be appended")
         self.extents.append(extent)
 
     def _append(self, until: Extent | None) -> dict[int, str]:

@@ -111,7 +111,7 @@ def find_files(pattern: str, key: str) -> list[Path]:
     if path.is_dir():
         inside = [name for name in sorted(os.listdir(path)) if name.endswith(SUFFIXES)]
         remedy = f"specify a file or a glob pattern, such as {path / inside[0]}" if inside else "specify a file of rows"
-        raise UserError("is a folder, not a file", where=f"{key}: {pattern}", remedy=remedy)
+        raise UserError("the path is a folder, not a file", where=f"{key}: {pattern}", remedy=remedy)
     if not path.exists():
         raise UserError("no such file", where=f"{key}: {pattern}", remedy=_files_near(path))
     return [path]
@@ -285,7 +285,9 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
             if isinstance(loaded, Mapping):
                 if split not in loaded:
                     raise UserError(
-                        f"has no split `{split}`", where=where, remedy=f"use one of its splits: {', '.join(loaded)}"
+                        f"the dataset has no split `{split}`",
+                        where=where,
+                        remedy=f"use one of its splits: {', '.join(loaded)}",
                     )
                 loaded = loaded[split]
         else:

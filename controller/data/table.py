@@ -352,14 +352,15 @@ def _ends_with_assistant(value: Any) -> bool:
 
 def _messages(value: Any, column: str, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list):
-        kind = "nothing" if value is None else type(value).__name__
+        kind = "null" if value is None else type(value).__name__
         raise UserError(f"`{column}` must be text or a list of messages, not {kind}", where=where)
     if not value:
         raise UserError(f"`{column}` is empty", where=where, remedy="remove the row")
     for message in value:
         is_message = isinstance(message, Mapping) and isinstance(message.get("role"), str)
         if not is_message or not ("content" in message or has_calls(message)):
-            raise UserError(f"each message in `{column}` must have a `role` and a `content`", where=where)
+            what = f"each message in `{column}` must have a `role`, and a `content` or `tool_calls`"
+            raise UserError(what, where=where)
     return [{"content": "", **message} if has_calls(message) else dict(message) for message in value]
 
 

@@ -73,7 +73,7 @@ def _raised(check: Check, error: BaseException) -> Finding:
     if isinstance(error, ModuleNotFoundError):
         words = f"cannot be determined: {error}"
         return Finding(
-            "problem" if check.is_needed else "warning", words, "fix the problem in the line `packages` first"
+            "problem" if check.is_needed else "warning", words, "first fix the problem that the line `packages` reports"
         )
     text = " ".join(str(error).split())[:200]
     place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None

@@ -230,7 +230,7 @@ class Forker:
 
     def _hear(self, words: dict[str, Any]) -> None:
         if self._unresponsive:
-            log.info("the fork server responds again")
+            log.info("the fork server is responding again")
             self._unresponsive = ""
         if self._num_abandoned and ("pid" in words or "error" in words):
             self._num_abandoned -= 1

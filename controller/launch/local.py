@@ -95,8 +95,8 @@ class LocalLauncher(Launcher):
                 self._forker = forker
             except (OSError, TimeoutError) as error:
                 log.warning(
-                    "the fork server could not be started (%s); each process imports its own modules, which makes "
-                    "starting slower",
+                    "the fork server could not be started (%s), so processes start more slowly: each process imports "
+                    "its own modules",
                     error,
                 )
         return True

@@ -534,4 +534,6 @@ def _last_digest(db: sqlite3.Connection, path: Path) -> bytes:
             return bytes.fromhex(meta["last_digest"])
         return first_link(meta["run_id"], int(meta["digests_since"]))
     except (KeyError, ValueError) as error:
-        raise LedgerError(f"{path} is damaged (last_digest or digests_since: {error}); {REMEDY}") from error
+        raise LedgerError(
+            f"{path} is damaged (invalid metadata last_digest or digests_since: {error}); {REMEDY}"
+        ) from error

@@ -63,12 +63,12 @@ def devices(config: RunConfig) -> Iterator[Problem]:
     if is_cpu_build(build):
         yield Problem(
             tuple(wanted),
-            f"requires CUDA, but the installed torch ({build}) is a CPU build",
+            f"CUDA is required, but the installed torch ({build}) is a CPU build",
             "set device: cpu, or install a CUDA build of torch",
         )
     num_gpus = count_gpus()
     if num_gpus == 0:
-        yield Problem(tuple(wanted), "requires CUDA, but there is no NVIDIA GPU on this machine", "set device: cpu")
+        yield Problem(tuple(wanted), "CUDA is required, but there is no NVIDIA GPU on this machine", "set device: cpu")
         return
     if (problem := fit_problem(config, num_gpus)) is not None:
         yield problem
@@ -112,7 +112,7 @@ def ranks_without_gpus(device: str, num_ranks: int) -> Iterator[Problem]:
     most = num_gpus - first
     yield Problem(
         ("trainer.ranks", "trainer.device"),
-        f"requires {units(first + num_ranks, 'GPU')} ({units(num_ranks, 'rank')}, starting at {device}), but "
+        f"the run requires {units(first + num_ranks, 'GPU')} ({units(num_ranks, 'rank')}, starting at {device}), but "
         f"this machine has {num_gpus}",
         f"set trainer.ranks: {most}, or trainer.device: cpu" if most > 0 else "set trainer.device: cpu",
     )

@@ -51,12 +51,14 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems.append(
             Problem(
                 ("data.eval",),
-                "is required for an evaluation",
+                "an evaluation requires this section",
                 "set data.eval.path, data.eval.dataset or data.eval.generator",
             )
         )
     if purpose == "sft" and config.warm_start is None:
-        found.problems.append(Problem(("warm_start",), "is required for supervised fine-tuning", "set warm_start.data"))
+        found.problems.append(
+            Problem(("warm_start",), "supervised fine-tuning requires this section", "set warm_start.data")
+        )
     try:
         forced_lengths(config)
     except UserError as mistake:

@@ -61,11 +61,10 @@ def find(data: RunData) -> list[Rated]:
     less, source, z = max(found)  # the source that lost most
     finding = Finding(
         "source_shift", "warning",
-        f"The source {source} has {percent(trained.get(source, 0) / used)} of the trained groups, but "
+        f"The source {source} has {percent(trained.get(source, 0) / used)} of the groups used for training, but "
         f"{percent(drawn[source] / total)} of the drawn groups",
-        f"The sources of lost groups differ from those of trained groups by {abs(z):.0f} standard errors: the answers "
-        "of this source take "
-        f"{'more' if less > 0 else 'less'} time than others, or fail {'more' if less > 0 else 'less'} often",
+        f"The difference is {abs(z):.0f} standard errors (filtered groups are not counted): the answers of this source "
+        f"take {'more' if less > 0 else 'less'} time than others, or fail {'more' if less > 0 else 'less'} often",
         "Set staleness.on_stale: wait, and increase staleness.group_timeout_s",
     )  # fmt: skip
     return [Rated(Weight.SIGNAL, finding, abs(less))]

@@ -221,7 +221,7 @@ def _length(data: RunData) -> Iterator[Finding]:
         "length_hacked",
         severity,
         f"The reward follows the length of the answers: they became {way}, from {figure(length.early)} to "
-        f"{figure(length.late)} tokens, and of several answers to one prompt the {way} ones get the higher rewards "
+        f"{figure(length.late)} tokens, and among the answers to one prompt, the {way} ones get the higher rewards "
         f"(correlation {figure(correlation)})",
         _what_is_known(severity),
         f"{_LOOK}. Add the scorer `length` to reward.scorers, or limit sampling.max_new_tokens",

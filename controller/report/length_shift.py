@@ -29,11 +29,12 @@ def find(data: RunData) -> list[Rated]:
     finding = Finding(
         "length_shift",
         "bad" if abs(shift) >= SHIFT_BAD else "warning",
-        f"Trained answers are {percent(abs(shift))} {'shorter' if shift < 0 else 'longer'} than generated ones: "
+        "Answers used for training are "
+        f"{percent(abs(shift))} {'shorter' if shift < 0 else 'longer'} than generated ones: "
         f"{figure(number(row, 'trained_len_mean'))} vs. {figure(number(row, 'drawn_len_mean'))} tokens on average, "
         f"{figure(number(row, 'trained_len_p99'))} vs. {figure(number(row, 'drawn_len_p99'))} at the 99th percentile",
         sentences(
-            f"The lengths of lost groups differ from those of trained groups by {abs(z):.0f} standard errors",
+            f"The lengths of lost groups differ from those of groups used for training by {abs(z):.0f} standard errors",
             f"Lost: {', '.join(_words(name, lost[name]) for name in lost)}" if lost else "",
             "The policy learns from the remaining answers, so its answers drift towards their length",
         ),

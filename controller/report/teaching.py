@@ -137,7 +137,7 @@ def _filtered(data: RunData) -> list[Rated]:
     finding = Finding(
         "groups_filtered",
         "warning",
-        f"{percent(share)} of the drawn groups were excluded, because all their samples got the same reward",
+        f"{percent(share)} of all groups were excluded, because all their samples got the same reward",
         "This is what filter_zero_signal does, but generating these groups was wasted work",
         "Use prompts that are sometimes solved, a larger group_size, or a higher sampling.temperature",
         f"The same generation work could produce up to {figure(1 / max(1 - share, 0.01))} times as many batches",
@@ -172,9 +172,9 @@ def _cut_episodes(share: float, since: str, *, is_sound: bool) -> Finding:
     return Finding(
         "answers_cut",
         "info" if is_sound else "warning",
-        f"{percent(share)} of the episodes ended at a limit instead of their end{since}",
-        "The limits are the number of turns, sampling.max_new_tokens and the context. An episode that does not succeed "
-        "usually ends at the number of turns",
+        f"{percent(share)} of the episodes were stopped by a limit before they had finished{since}",
+        "The limits are the maximum number of turns, sampling.max_new_tokens and the context. An unsuccessful episode "
+        "usually reaches the maximum number of turns",
         "Read some episodes (areal-like samples). If they end in the middle of a solution, increase "
         "rollout.workflow_options.max_turns, sampling.max_new_tokens or rollout.engine.max_context",
     )

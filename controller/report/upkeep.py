@@ -101,7 +101,7 @@ def _dropped(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "groups_dropped",
         "bad" if share >= DROPPED_BAD else "warning",
-        f"{percent(share)} of the drawn groups were dropped; most common reason: {reason} ({number_of:,})",
+        f"{percent(share)} of all groups were dropped; most common reason: {reason} ({number_of:,})",
         sentences(f"By reason: {listed}", near),
         drop_advice(data, reason, otherwise="see logs/controller.log"),
         f"Without drops, the same generation work would produce up to {percent(1 / max(1 - share, 0.01) - 1)} more "
@@ -242,7 +242,7 @@ def _disk(data: RunData, shares: Shares) -> list[Rated]:
     finding = Finding(
         "weights_on_disk",
         "warning",
-        "Weights are transferred through the disk, because shared memory had too little free space",
+        "Weights are transferred through files on disk, because shared memory had too little free space",
         data.weight_dir,
         "Increase the size of /dev/shm (in a container: --shm-size), so that it can hold three versions of the weights",
     )

@@ -47,7 +47,7 @@ def export(
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
     found = export_checkpoint(folder, target, dtype, lora)
-    print(f"{target}: exported {folder.name} of {folder.parent.parent.name}, weights in {found}")
+    print(f"{target}: exported {folder.name} of {folder.parent.parent.name} with weights in {found}")
     for line in serving_words(target):
         print(f"  {line}")
     _record(folder, target)

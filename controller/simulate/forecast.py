@@ -48,7 +48,7 @@ def forecast(config: RunConfig, shape: DecoderShape, lengths: Lengths | None = N
     """
     if not all(names_gpu(device) for device in (config.trainer.device, config.rollout.engine.device)):
         raise UserError(
-            "the engine and the trainer must both be on GPUs",
+            "the engine and the trainer must both run on GPUs",
             where="rollout.engine.device, trainer.device",
             remedy="use the costs measured in one of your runs with areal-like simulate CONFIG --calibrate RUN",
         )

@@ -135,7 +135,7 @@ def open_callbacks(names: Sequence[str], *, timeout_s: float) -> list[CallbackSi
             target = factory()
         except Exception as error:  # the user's own code, as above
             raise UserError(
-                f"{name} cannot be created without arguments ({first_line(error)})",
+                f"calling {name} without arguments failed ({type(error).__name__}: {first_line(error)})",
                 where=where,
                 remedy="specify a class or function that can be called without arguments",
             ) from error

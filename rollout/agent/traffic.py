@@ -150,7 +150,7 @@ def _key(host: str, variable: str | None) -> str:
     key = os.environ.get(variable, "") if isinstance(variable, str) else ""
     if not key:
         what = f"the environment variable {variable} is not set"
-        raise UserError(what, where=where, remedy=f"set {variable} to the key of the clients")
+        raise UserError(what, where=where, remedy=f"set {variable} to the API key that clients send")
     return key
 
 

@@ -72,7 +72,7 @@ class ExternalModel:
         if self.options.api != "tokens" or self.options.record == "replay":
             return
         if used := self.client.budget_end():
-            log.warning("%s: the tokenizer of %s is not compared, because the budget is used up (%s)",
+            log.warning("%s: the tokenizer of %s is not compared with the policy's, because the budget is used up (%s)",
                         self.where, self.shown_url, used)  # fmt: skip
             return
         texts = _plain_tokens(tokenizer)
@@ -170,7 +170,9 @@ class ExternalCalls:
         if temperature != 1.0:
             what = f"an endpoint returns log-probs at temperature 1, not {temperature:g}"
             raise UserError(
-                what, where=self._model.where, remedy="use temperature 1, or a model that is loaded from path"
+                what,
+                where=self._model.where,
+                remedy="use temperature 1, or set path instead of endpoint for this model",
             )
         prompt_P, tokens_R = _ids(prompt, self._caller.tokens), np.asarray(tokens)
         if not prompt_P:

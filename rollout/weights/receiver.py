@@ -92,7 +92,9 @@ class VersionReceiver:
             return None
         if isinstance(reply, GroupCall):
             return reply
-        log.info("version %d is transferred as a stream: %s", locator.version, reply.reason)
+        log.info(
+            "version %d is transferred as a stream, not through a process group: %s", locator.version, reply.reason
+        )
         return None
 
     async def run(self) -> None:

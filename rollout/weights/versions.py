@@ -249,7 +249,7 @@ class VersionLoader:
             await self._swap(target, partial(self._engine.load_from_group, call), waited_s)
         except TransferBroken as error:
             self._num_broken += 1
-            log.warning("version %d is transferred as a stream: %s", target.version, error)
+            log.warning("version %d is transferred as a stream, not through a process group: %s", target.version, error)
             return False
         finally:
             self._doing.loading(False)

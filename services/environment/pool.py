@@ -212,7 +212,9 @@ class HostPool:
             host.culprit = host.look().episode
             self.counters["died"] += 1
         if host.episodes or not host.killed_because:
-            log.warning("environment process %d ended (%s) with %d episodes", host.pid, reason, len(host.episodes))
+            log.warning(
+                "environment process %d ended (%s) while running %d episodes", host.pid, reason, len(host.episodes)
+            )
         self._on_lost(host, reason)
         self._lost.set()  # a new process starts while this one's tree is being killed
         await host.kill()

@@ -43,7 +43,8 @@ class Classifier:
         num_rows = model.config.get_text_config().vocab_size
         if len(self._tokenizer) > num_rows:
             what = (
-                f"the tokenizer of {options.path} has {len(self._tokenizer)} tokens, but the model has only {num_rows}"
+                f"the tokenizer of {options.path} has {len(self._tokenizer)} tokens, but the vocabulary of the model "
+                f"has only {num_rows}"
             )
             raise UserError(what, where=WHERE, remedy="use the tokenizer that belongs to the model")
         if self._tokenizer.pad_token_id is None:

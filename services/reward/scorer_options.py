@@ -110,7 +110,9 @@ class HttpOptions(EndpointOptions):
     def _no_secrets(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, value in headers.items():
             if name.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"):
-                raise ValueError(f"`{name}` would be written into the run's config.yaml; use key_env or key_file")
+                raise ValueError(
+                    f"the header `{name}` would be written into the run's config.yaml; use key_env or key_file"
+                )
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isascii() or not value.isprintable():
                 raise ValueError(
                     f"the HTTP header `{name}` has an invalid name or value; use printable ASCII characters"

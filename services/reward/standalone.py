@@ -255,7 +255,7 @@ def _made_keys(folder: Path | None) -> Path:
     folder = folder or service_keys_folder()
     is_new = not (folder / "server.secret").exists()
     make_service_credentials(folder)
-    log.info("%s keys in %s; each client needs a copy of this folder without server.secret, and its path in "
-             "reward.curve_dir",
+    log.info("%s keys in %s; copy this folder without server.secret to each client, and set reward.curve_dir to "
+             "the copy",
              "created" if is_new else "using", folder)  # fmt: skip
     return folder

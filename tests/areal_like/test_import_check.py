@@ -66,7 +66,7 @@ def test_a_scorer_under_one_of_our_names_is_refused_in_one_sentence(tmp_path: Pa
     theirs = write(tmp_path, "trainer", SCORER)
     status, said = cli(tmp_path, "validate", "quickstart", "reward.scorers=[{kind: 'trainer:score'}]")
     assert status == 2
-    assert f"which Python imports instead of {theirs}" in said
+    assert f"Python imports that package instead of {theirs}" in said
     assert "rename your module, for example to my_trainer.py" in said
     assert "Traceback" not in said
 
@@ -78,7 +78,8 @@ def test_a_scorer_under_any_of_our_names_is_refused(
     monkeypatch.setenv(USER_PATH, str(tmp_path))
     theirs = write(tmp_path, package, SCORER)
     with pytest.raises(
-        UserError, match=f"which Python imports instead of {theirs}.*rename your module, for example to my_{package}.py"
+        UserError,
+        match=f"Python imports that package instead of {theirs}.*rename your module, for example to my_{package}.py",
     ):
         find_function(f"{package}:score", {})
 

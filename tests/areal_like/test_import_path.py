@@ -54,7 +54,7 @@ def test_registered_names_instances_and_classes_by_import_path_are_found() -> No
         ("hrose", "no animal `hrose`", "did you mean horse?"),
         ("Dog", "no animal `Dog`", "did you mean dog?"),
         ("", "no animal ``", "dog, horse, or module:ATTRIBUTE"),
-        ("my_animals:CTA", "module my_animals has no CTA", "did you mean my_animals:CAT?"),
+        ("my_animals:CTA", "module my_animals has no attribute CTA", "did you mean my_animals:CAT?"),
         (
             "no_such_module_here:x",
             "module no_such_module_here cannot be imported",
@@ -155,7 +155,7 @@ def test_path_of_the_user_is_looked_in_instead_of_the_current_folder(
     ):
         with pytest.raises(UserError) as caught:
             import_object(f"zoo_elsewhere:{wrong}", "zoo.kind")
-        assert caught.value.what == f"module zoo_elsewhere has no {wrong}"
+        assert caught.value.what == f"module zoo_elsewhere has no attribute {wrong}"
         assert caught.value.remedy == remedy
 
 

@@ -165,8 +165,8 @@ def test_a_conversation_is_what_was_given_and_what_the_assistant_wrote_in_turns(
 @pytest.mark.parametrize(
     ("messages", "stop", "words"),
     [
-        ([], ";", "begin with a role other"), (turns("a"), ";", "end with `assistant`"),
-        (turns("a", "b", "c"), ";", "end with `assistant`"), (turns("a", "b", "c", "d")[1:], ";", "begin with"),
+        ([], ";", "begin with an assistant message"), (turns("a"), ";", "end with one"),
+        (turns("a", "b", "c"), ";", "end with one"), (turns("a", "b", "c", "d")[1:], ";", "begin with"),
         (turns("a", ""), ";", "must be non-empty text"), (turns("a", "b", "c", "d"), "<end>", "does not end"),
         ([*turns("a"), {"role": "assistant", "content": "b", "tool_calls": [1]}], ";", "`tool_calls` must be a list"),
     ],

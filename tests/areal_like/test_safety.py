@@ -80,7 +80,7 @@ def test_a_function_of_the_user_says_whether_or_where(tmp_path, monkeypatch):
         look("abc", {"kind": "my_safety:outside"})
     with pytest.raises(UserError, match=r"rollout.safety.0.kind: my_safety:name is not a function"):
         look("abc", {"kind": "my_safety:name"})
-    with pytest.raises(UserError, match="module my_safety has no plces"):
+    with pytest.raises(UserError, match="module my_safety has no attribute plces"):
         look("abc", {"kind": "my_safety:plces"})
 
 
@@ -130,7 +130,7 @@ def test_words_are_read_from_a_file(tmp_path: Path):
     (tmp_path / "words.txt").write_text("one\n\ntwo words\n")
     assert look("Two  words", {"kind": "words", "options": {"file": str(tmp_path / "words.txt")}})[1] == "words"
     (tmp_path / "empty.txt").write_text("\n")
-    for name, what in (("empty.txt", "the list has no words"), ("missing.txt", "missing.txt")):
+    for name, what in (("empty.txt", "the list contains no words"), ("missing.txt", "missing.txt")):
         with pytest.raises(UserError, match=what):
             look("a", {"kind": "words", "options": {"file": str(tmp_path / name)}})
 
@@ -138,7 +138,10 @@ def test_words_are_read_from_a_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("stage", "what"),
     [
-        ({"kind": "word"}, "there is no stage `word`: use regex, words, secrets, personal_data, or module:function"),
+        (
+            {"kind": "word"},
+            "there is no safety stage `word`; use regex, words, secrets, personal_data, or module:function",
+        ),
         ({"kind": "words"}, "options of stage words: set `words`, or set `file` to a file with one word"),
         ({"kind": "regex", "options": {"patterns": ["("]}}, "`(` is not a regular expression"),
         ({"kind": "secrets", "options": {"patterns": []}}, "options.patterns of stage secrets"),

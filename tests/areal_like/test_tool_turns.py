@@ -223,10 +223,10 @@ SPLITS = QWEN3.replace("{%- if (loop.first and content) or (not loop.first) %}",
         (CHATML, [USER, called({"x": 3})], "does not write the tool calls .* `tool_calls`"),
         (CHATML, [USER, called({"x": 3}, content='{"name": "add", "x": 3}')], "does not write the tool calls"),
         (ONLY_FIRST, [USER, called({"x": 3}, {"x": 4})], "does not write the tool calls"),
-        (SPLITS, [USER, called({"x": 3}, {"x": 4})], r"within an assistant message \(2 tool calls\)"),
+        (SPLITS, [USER, called({"x": 3}, {"x": 4})], r"middle of an assistant message \(number of tool calls: 2\)"),
         (QWEN2_5.replace("}}{%- endfor %}{{- '<|im_end|>\n' }}", "}}{%- endfor %}"), [USER, called({"x": 3})],
-         "does not end a message with tool calls with '<|im_end|>'".replace("|", r"\|")),
-        (QWEN2_5, [USER, called({"x": 3}, content="a<|im_end|>b")], "within an assistant message"),
+         "does not end an assistant message with '<|im_end|>' if it has tool calls".replace("|", r"\|")),
+        (QWEN2_5, [USER, called({"x": 3}, content="a<|im_end|>b")], "in the middle of an assistant message"),
     ],
 )  # fmt: skip
 def test_templates_that_cannot_write_calls_are_refused(
@@ -242,7 +242,11 @@ def test_templates_that_cannot_write_calls_are_refused(
         ("llama3_2", called({"x": 3}, {"x": 4}), "only supports single tool-calls at once.* -> correct the row"),
         ("llama3_2", called({"x": 3}, content="I add."), "leaves out the `content`"),
         ("mistral", called({"x": 3}, content="I add."), "leaves out the `content`"),
-        ("deepseek_v3", called({"x": 3}, {"x": 4}, {"x": 5}), r"within an assistant message \(3 tool calls\)"),
+        (
+            "deepseek_v3",
+            called({"x": 3}, {"x": 4}, {"x": 5}),
+            r"in the middle of an assistant message \(number of tool calls: 3\)",
+        ),
     ],
 )
 def test_messages_that_a_template_cannot_write_are_refused(name: str, message: dict[str, Any], words: str) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.divergence import SEEDS, line, reported_when
+from benchmarks.divergence import SEEDS, aligned, line, reported_when
 from benchmarks.folders import RESULTS
 from controller.report.data import RunData
 from controller.run_folder.run_folder import RunFolder
@@ -30,6 +30,15 @@ def test_a_warning_is_dated_by_what_was_known_at_its_step(tmp_path: Path) -> Non
     assert found["words"].startswith("Updates are unstable: KL to the sampling policy rose to 0.2")
     assert found["fell"] == 14
     assert (found["best"], found["last"]) == (0.82, 0.2)
+
+
+def test_the_cosine_of_a_run_is_that_which_five_measurements_in_a_row_reached(tmp_path: Path) -> None:
+    cosines = [0.1, 0.9, 0.6, 0.7, 0.5, 0.8, 0.2]
+    steps = [{"kind": "step", "step": n, "gradient_cosine": one} for n, one in enumerate(cosines, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    assert aligned(RunData.load(RunFolder(tmp_path), max_samples=1)) == 0.5
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps[:4]))
+    assert aligned(RunData.load(RunFolder(tmp_path), max_samples=1)) is None
 
 
 def test_a_sound_run_with_two_wild_steps_is_neither_warned_of_nor_fallen(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from benchmarks.storage_accounting import LiveStorages
 BUCKET_MB = 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.e2e
 def test_no_rank_ever_holds_more_than_its_share_and_one_and_a_quarter_buckets(tmp_path: Path) -> None:
     found = measure(tmp_path, SMALL, bucket_mb=BUCKET_MB)

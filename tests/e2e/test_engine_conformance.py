@@ -41,7 +41,12 @@ def next_turn(
     return msgspec.structs.replace(request, request_id=number, prompt_P=seen, sampling=sampling, seed=number)
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+THOROUGH = pytest.mark.thorough("world")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, marks=[THOROUGH] if kind == "vllm" else []) for kind in ENGINES]
+)
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineWorld]:
     kind: str = request.param
     if kind != "embedded":

@@ -13,7 +13,8 @@ from controller.runs.replay.tensors import digests_in, total
 
 pytestmark = pytest.mark.e2e
 
-LONGER = ["num_steps=14", "trainer.checkpoint.every_steps=4"]
+STEPS = 10
+LONGER = [f"num_steps={STEPS}", "trainer.checkpoint.every_steps=4"]
 
 
 def kill(pid):
@@ -35,7 +36,7 @@ def test_killed_worker_and_killed_reward_service_are_replaced_and_the_run_finish
     gate.open()
     assert run.wait() == 0, run.output
     assert run.output.count("restarting it") == 2
-    assert_whole(run, 14)
+    assert_whole(run, STEPS)
 
 
 def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quickstart, short, gate, own_forkserver):
@@ -49,7 +50,7 @@ def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quicksta
     own_forkserver()
     resumed = areal("resume", str(run.folder))
     assert resumed.wait() == 0, resumed.output
-    assert_whole(resumed, 14)
+    assert_whole(resumed, STEPS)
 
 
 @pytest.mark.thorough
@@ -71,7 +72,7 @@ def test_replayed_steps_repeat_the_first_time_bit_by_bit(areal, quickstart, shor
         assert not first["is_replay"]
         for key in ("loss", "grad_norm", "reward_mean", "entropy", "kl_behaviour_proximal"):
             assert again[key] == first[key], (again["step"], key)
-    assert_whole(resumed, 14)
+    assert_whole(resumed, STEPS)
 
 
 def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(areal, quickstart, short, gate):
@@ -88,9 +89,9 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
     assert "the trainer restarts from version " in run.output
     assert "quarantined" not in run.output
     assert "trainer: ended with signal SIGKILL" in run.output
-    assert_whole(run, 14)
+    assert_whole(run, STEPS)
     assert (run.summary["lives"], run.summary["trainer_restarts"]) == (1, 1)
-    assert [row["step"] for row in run.metrics("step")] == list(range(1, 15)), "no step is reported twice"
+    assert [row["step"] for row in run.metrics("step")] == list(range(1, STEPS + 1)), "no step is reported twice"
     with sqlite3.connect(run.folder / "ledger.sqlite") as db:
         rows = db.execute("SELECT reason, checkpoint_version FROM trainer_restarts JOIN lineages USING (lineage)")
         ((reason, base),) = rows.fetchall()
@@ -100,7 +101,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
     assert base == 5
     assert replayed == list(range(base + 1, base + 1 + len(replayed)))
     assert replayed
-    assert len(set(records)) == 14, "a repeated step has the groups of the first time"
+    assert len(set(records)) == STEPS, "a repeated step has the groups of the first time"
     reused = {step: 4 * len(decode_groups(blob)) for step, _, blob in records if blob}
     assert 2 in reused, "all groups of step 1 may be reused in step 2"
     assert {row["step"]: row["reused_samples"] for row in run.metrics("step") if "reused_samples" in row} == reused
@@ -110,7 +111,7 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
     assert "from the starting model; the trainer was started 2 times, at versions 0, 5" in replayed.output
     final = digests_in(run.folder / "final")
     assert f"final ({len(final)} tensors): equal, sha256 {total(final)}" in replayed.output
-    assert "equal: 14 steps" in replayed.output
+    assert f"equal: {STEPS} steps" in replayed.output
 
 
 def areal_report(run):
@@ -134,7 +135,7 @@ def test_killed_trainer_without_a_budget_ends_the_run_with_its_words_and_resume_
     assert not run.survivors(family, timeout_s=15)
     resumed = areal("resume", str(run.folder))
     assert resumed.wait() == 0, resumed.output
-    assert_whole(resumed, 14)
+    assert_whole(resumed, STEPS)
 
 
 def test_stopped_worker_is_found_silent_and_replaced(areal, quickstart, short, gate):
@@ -144,7 +145,7 @@ def test_stopped_worker_is_found_silent_and_replaced(areal, quickstart, short, g
     gate.open()
     assert run.wait() == 0, run.output
     assert "silent" in run.output
-    assert_whole(run, 14)
+    assert_whole(run, STEPS)
 
 
 @pytest.mark.usefixtures("own_forkserver")

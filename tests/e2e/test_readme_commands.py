@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text()
 NUM_ROWS, NUM_HELD_OUT = 8, 2
 TINY = [
-    "groups_per_step=2", "group_size=2", "sampling.max_new_tokens=2", "reward.timeout_s=1800",
+    "num_steps=12", "groups_per_step=2", "group_size=2", "sampling.max_new_tokens=2", "reward.timeout_s=1800",
     "rollout.score_timeout_s=3600",
 ]  # fmt: skip
 """Sizes of the user's job, after the overrides that the README has."""
@@ -106,7 +106,7 @@ def test_the_commands_for_a_job_of_your_own_work_one_after_the_other(typed: Call
     (tmp_path / "gate.closed").unlink()
     done(run, 0, 130)
     assert (tmp_path / "runs/first").is_dir()
-    assert "200 of 200 steps" in done(typed(*words["resume"]))
+    assert "12 of 12 steps" in done(typed(*words["resume"]))
     assert json.loads((tmp_path / "runs/first/summary.json").read_text())["lives"] == 2
 
     assert "Accuracy on 2 held-out prompts is" in done(typed(*words["eval"]))

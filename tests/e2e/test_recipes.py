@@ -28,6 +28,7 @@ def check_steps(run):
     assert (run.summary["samples_consumed"], run.summary["samples_dropped"]) == (96, 0)
 
 
+@pytest.mark.thorough
 def test_programs_for_real_mbpp_rows_are_judged_and_give_a_gradient(areal, published):
     rows = published("code/mbpp_nontest.jsonl")
     run = areal(

@@ -49,7 +49,7 @@ from rollout.engine.sglang.sleep import Sleeper
 from rollout.stop_strings import StopStrings
 from trainer.weights.group_root import GroupRoot
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough("world")]
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +349,6 @@ def test_the_correction_weight_corrects_the_gradient_of_an_engine_with_rounded_w
     assert verdict.loss_error < 1e-3, "the trainer's loss has another gradient than its formula"
 
 
-@pytest.mark.thorough
 def test_outputs_that_wait_in_a_halted_front_are_never_stamped_with_the_next_version(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +384,6 @@ def test_a_stranger_reaches_no_route_of_the_server(world: World) -> None:
     world.run(body)
 
 
-@pytest.mark.thorough
 def test_a_killed_server_leaves_nothing_in_shared_memory_and_no_wrong_stamp(world: World) -> None:
     async def body() -> None:
         await world.load(2)

@@ -156,7 +156,7 @@ def test_a_checkpoint_that_does_not_go_on_from_the_last_is_refused() -> None:
     made.take(transcript, None, 1)
     other = Transcript([1])
     other.sampled(segment(7))
-    with pytest.raises(UserError, match="must continue the previous checkpoint"):
+    with pytest.raises(UserError, match="must start with the tokens of the previous checkpoint"):
         made.take(other, None, 2)
     other.sampled(segment(8, 9))
     made.take(other, None, 2)

@@ -243,7 +243,7 @@ def test_users_workflow_is_found_by_name(user_module):
     [
         ("several_turns", "is not a workflow"),
         ("users_own_workflow:", "is not a workflow"),
-        ("users_own_workflow:Missing", "has no Missing"),
+        ("users_own_workflow:Missing", "has no attribute Missing"),
         ("users_own_workflow:Incomplete", "is_resumable"),
         (
             "users_own_workflow:NeedsArguments",

@@ -100,6 +100,7 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.thorough
 @pytest.mark.e2e
 def test_published_references_pass_their_own_tests(bench: CodeBench, published: Callable[[str], Path]) -> None:
     failed = []

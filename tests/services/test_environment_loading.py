@@ -35,7 +35,7 @@ def test_each_episode_has_an_object_of_its_own_with_the_options() -> None:
             "reasoning_gym, or",
         ),
         ("no_such_module:A", {}, "module no_such_module cannot be imported"),
-        ("environment_zoo:Conter", {}, "has no Conter -> did you mean environment_zoo:Counter"),
+        ("environment_zoo:Conter", {}, "has no attribute Conter -> did you mean environment_zoo:Counter"),
         ("environment_zoo:kept", {}, "environment_zoo:kept is not callable"),
         ("environment_zoo:NoStep", {}, "has no method `step`"),
         (

@@ -284,7 +284,7 @@ def test_only_the_end_of_an_idle_process_that_was_to_end_goes_unsaid(
         await stage.until(lambda: stage.pool.pids == {11})
 
     perform(monkeypatch, scene, num_processes=1)
-    words = f"environment process 10 ended (gone) with {len(episodes)} episodes"
+    words = f"environment process 10 ended (gone) while running {len(episodes)} episodes"
     assert (words in caplog.messages) == is_logged
 
 

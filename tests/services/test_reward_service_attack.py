@@ -52,7 +52,7 @@ def test_service_and_clients_of_one_user_find_the_same_keys_by_themselves(servic
     keys = service_keys_folder()
     assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
     assert keys.stat().st_mode & 0o777 == 0o700
-    assert re.search(rf"(created|using) keys in {re.escape(str(keys))}; each client needs a copy", service.log)
+    assert re.search(rf"(created|using) keys in {re.escape(str(keys))}; copy this folder", service.log)
     assert command("status", service.address, "--timeout-s", "250").returncode == 0
 
 
@@ -70,4 +70,4 @@ def test_client_without_the_service_secret_is_served_and_one_with_other_keys_is_
     assert command("status", service.address, "--curve-dir", str(other), "--timeout-s", "0.5").returncode == 1
     missing = command("status", service.address, "--curve-dir", str(tmp_path / "none"))
     assert missing.returncode == 2
-    assert "create or copy the service's keys" in missing.stderr
+    assert "create its keys or copy them to this folder" in missing.stderr

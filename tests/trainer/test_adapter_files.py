@@ -117,7 +117,7 @@ def test_an_adapter_of_another_rank_or_on_other_modules_is_not_loaded(
     with pytest.raises(UserError) as raised:
         load_adapter(saved, model, settings, BASE)
     assert str(raised.value) == (
-        f"{saved}: the checkpoint's adapter has a different rank or different target modules"
+        f"{saved}: the checkpoint's adapter has a different rank or different target modules than trainer.lora"
         " -> use the run's original trainer.lora (rank 4, targets q_proj, up_proj), or start a new run"
     )
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())

@@ -1,7 +1,7 @@
 """Ranks in any layout train as one process: the same losses, gradients and weights.
 
 Layouts: sequence groups, replicas (HSDP), split matrices, and combinations. Real processes over gloo; two and four of
-them play all scenes, of 5 steps each.
+them play the scenes, of 5 steps each.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp-2-hsdp-2": (4, {**REPLICAS, "tensor_parallel": 2}),
 }
 """Ranks, and their settings."""
-SHARED = ("2", "4", "2x2")
-RUNS = [*((layout, name) for layout in SHARED for name in ("kl", "sequence-loss")),
-        ("2x2", "critic"), ("2x2", "adapter"), ("2x2", "versions"),
-        ("hsdp-2x2", "kl"), ("hsdp-2x2", "critic"), ("hsdp-2x2", "adapter"),
-        ("hsdp-2x2-shared", "versions"),
-        *(("tp-2", name) for name in ("kl", "sequence-loss", "critic")),
-        *(("tp-2-fsdp-2", name) for name in ("kl", "versions")), ("tp-2-hsdp-2", "kl")]  # fmt: skip
+RUNS = [("2", "kl"), ("4", "sequence-loss"), ("2x2", "critic"), ("2x2", "adapter"),
+        ("hsdp-2x2", "kl"), ("hsdp-2x2-shared", "versions"), ("tp-2", "kl"), ("tp-2", "sequence-loss"),
+        ("tp-2-fsdp-2", "kl"), ("tp-2-hsdp-2", "kl")]  # fmt: skip
+"""Every layout, and every scene on several ranks."""
+THOROUGH_RUNS = [("2", "sequence-loss"), ("4", "kl"), ("2x2", "kl"), ("2x2", "sequence-loss"), ("2x2", "versions"),
+                 ("hsdp-2x2", "critic"), ("hsdp-2x2", "adapter"), ("tp-2", "critic"),
+                 ("tp-2-fsdp-2", "versions")]  # fmt: skip
+"""Other combinations of them."""
 SAVED, RESUMED = 2, ("hsdp-2x2", "tp-2", "tp-2-fsdp-2")
 """A checkpoint of this version is continued from; layouts that continue from one process, and the reverse."""
 
@@ -67,6 +68,18 @@ SAVED, RESUMED = 2, ("hsdp-2x2", "tp-2", "tp-2-fsdp-2")
 def settings_of(name: str, **layout: Any) -> dict[str, Any]:
     split = {"backend": "fsdp", **layout} if layout else {}
     return {"optimizer": OPTIMIZER, "micro_batch_tokens": 61, **split, **SCENES[name]}
+
+
+def scenes_of(stage: Stage, runs: list[tuple[str, str]], ranks: int) -> list[dict[str, Any]]:
+    """Those of the runs that have so many ranks."""
+    return [
+        stage.scene(
+            f"{layout}-{name}", ranks, settings_of(name, **LAYOUTS[layout][1]), until=STEPS, num_batches=STEPS,
+            save_at=SAVED if layout in RESUMED and name == "kl" else None,
+        )
+        for layout, name in runs
+        if LAYOUTS[layout][0] == ranks
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +93,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_sample
         made.single(f"one-{name}", until=STEPS, **settings_of(name))
     made.single("one-start", until=SAVED, **settings_of("kl"))
     for ranks in (2, 4):
-        scenes = [
-            made.scene(
-                f"{layout}-{name}", ranks, settings_of(name, **LAYOUTS[layout][1]), until=STEPS, num_batches=STEPS,
-                save_at=SAVED if layout in RESUMED and name == "kl" else None,
-            )
-            for layout, name in RUNS
-            if LAYOUTS[layout][0] == ranks
-        ]  # fmt: skip
+        scenes = scenes_of(made, RUNS, ranks)
         scenes += [
             made.scene(
                 f"{layout}-from-one", ranks, settings_of("kl", **LAYOUTS[layout][1]), until=STEPS, num_batches=STEPS,
@@ -101,8 +107,25 @@ def stage(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_sample
     server.close()
 
 
+@pytest.fixture(scope="module")
+def other_runs(stage: Stage) -> Stage:
+    for ranks in (2, 4):
+        stage.play(f"other-job-{ranks}", ranks, scenes_of(stage, THOROUGH_RUNS, ranks))
+    return stage
+
+
 @pytest.mark.parametrize(("layout", "name"), RUNS)
 def test_ranks_of_a_layout_train_as_one_process(layout: str, name: str, stage: Stage) -> None:
+    assert_trained_as_one_process(layout, name, stage)
+
+
+@pytest.mark.thorough("other_runs")
+@pytest.mark.parametrize(("layout", "name"), THOROUGH_RUNS)
+def test_ranks_of_a_layout_train_other_objectives_as_one_process(layout: str, name: str, other_runs: Stage) -> None:
+    assert_trained_as_one_process(layout, name, other_runs)
+
+
+def assert_trained_as_one_process(layout: str, name: str, stage: Stage) -> None:
     ours, single = stage.metrics(f"{layout}-{name}"), stage.single_metrics[f"one-{name}"]
     assert len(ours) == STEPS
     for step, (a, b) in enumerate(zip(ours, single, strict=True), 1):

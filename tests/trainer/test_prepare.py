@@ -211,7 +211,7 @@ def test_unusable_model_settings_are_user_errors(model: ModelSettings, words: st
 
 def test_tokenizer_larger_than_the_model_is_a_user_error(tmp_path: Path) -> None:
     source = prepare(spec(tmp_path / "source"))
-    with pytest.raises(UserError, match="259 tokens, but the model has only 18"):
+    with pytest.raises(UserError, match="259 tokens, but the vocabulary of the model has only 18"):
         prepare(spec(tmp_path / "out", ModelSettings(path=str(source), tokenizer="bytes")))
 
 

@@ -131,29 +131,53 @@ def fsdp(stage: Stage, torch_metrics: Any) -> Stage:
 @pytest.fixture(scope="module")
 def zero(fsdp: Stage) -> Stage:
     """Played by DeepSpeed on two ranks."""
-    scenes = [
-        fsdp.scene(f"zero-{stage}", 2, {"backend": "deepspeed", "deepspeed": {"stage": stage}}, save_at=HALF)
-        for stage in (1, 2, 3)
-    ]
+    scenes = [fsdp.scene(f"zero-{stage}", 2, zero_stage(stage), save_at=HALF) for stage in (1, 3)]
     third = {"backend": "deepspeed", "deepspeed": {"stage": 3, "param_persistence_threshold": 0}}
-    first = {"backend": "deepspeed", "deepspeed": {"stage": 1}}
     scenes += [
         fsdp.scene("zero-3-from-fsdp", 2, third, resume_from=fsdp.at("fsdp", HALF)),
-        fsdp.scene("zero-1-from-zero-3", 2, first, resume_from=fsdp.at("zero-3", HALF)),
         fsdp.scene("fsdp-from-zero-3", 2, {"backend": "fsdp"}, resume_from=fsdp.at("zero-3", HALF)),
-        fsdp.scene("zero-1-bad", 2, first, until=2, bad_step=1),
         fsdp.scene("zero-3-bad", 2, third, until=2, bad_step=1),
-        fsdp.scene(
-            "zero-3-offloaded", 2,
-            {"backend": "deepspeed", "deepspeed": {"stage": 3, "offload_optimizer": True, "offload_param": True}},
-        ),
         fsdp.scene(
             "zero-3-critic", 2, {**third, **CRITIC}, until=CRITIC_STEPS, resume_from=fsdp.at("fsdp-critic", 2)
         ),
-        fsdp.scene("zero-1-critic", 2, {**first, **CRITIC}, until=CRITIC_STEPS),
     ]  # fmt: skip
     fsdp.play("zero-job", 2, scenes)
     return fsdp
+
+
+@pytest.fixture(scope="module")
+def more_zero(zero: Stage) -> Stage:
+    """Played by DeepSpeed on two ranks: its other stages and options."""
+    scenes = [
+        zero.scene("zero-2", 2, zero_stage(2), save_at=HALF),
+        zero.scene("zero-1-from-zero-3", 2, zero_stage(1), resume_from=zero.at("zero-3", HALF)),
+        zero.scene("zero-1-bad", 2, zero_stage(1), until=2, bad_step=1),
+        zero.scene("zero-3-offloaded", 2, zero_stage(3, offload_optimizer=True, offload_param=True)),
+        zero.scene("zero-1-critic", 2, {**zero_stage(1), **CRITIC}, until=CRITIC_STEPS),
+    ]
+    zero.play("more-zero-job", 2, scenes)
+    return zero
+
+
+def zero_stage(number: int, **options: Any) -> dict[str, Any]:
+    """The settings of DeepSpeed's stage 1, 2 or 3."""
+    return {"backend": "deepspeed", "deepspeed": {"stage": number, **options}}
+
+
+MORE_ZERO = ("zero-2", "zero-1-from-zero-3", "zero-1-bad", "zero-3-offloaded", "zero-1-critic")
+
+
+def zero_params(*names: str) -> list[Any]:
+    """Parameters for scenes of DeepSpeed."""
+    more = pytest.mark.thorough("more_zero")
+    return [pytest.param(one, marks=[needs_deepspeed, *([more] if one in MORE_ZERO else [])]) for one in names]
+
+
+def stage_of(name: str, request: pytest.FixtureRequest) -> Stage:
+    """The fixture in which a scene is played."""
+    is_zero = "zero" in name
+    stage: Stage = request.getfixturevalue("more_zero" if name in MORE_ZERO else "zero" if is_zero else "fsdp")
+    return stage
 
 
 def assert_agree(stage: Stage, name: str, torch_metrics: list[dict[str, float]]) -> None:
@@ -235,17 +259,10 @@ def critic_metrics(stage: Stage) -> list[dict[str, float]]:
     return stage.single("torch-critic", until=CRITIC_STEPS, **CRITIC)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fsdp-critic",
-        pytest.param("zero-1-critic", marks=[needs_deepspeed, pytest.mark.thorough]),
-        pytest.param("zero-3-critic", marks=needs_deepspeed),
-    ],
-)
+@pytest.mark.parametrize("name", ["fsdp-critic", *zero_params("zero-1-critic", "zero-3-critic")])
 def test_critic_trains_on_two_ranks_as_in_one_process(name: str, critic_metrics: Any, request: Any) -> None:
     """Also where it goes on from the checkpoint of another backend."""
-    stage: Stage = request.getfixturevalue("zero" if name.startswith("zero") else "fsdp")
+    stage = stage_of(name, request)
     ours = stage.metrics(name)
     for a, b in zip(ours, critic_metrics[-len(ours) :], strict=True):
         for key in ("loss", "value_loss", "value_mean", "explained_variance", "advantage_abs_mean"):
@@ -352,14 +369,13 @@ def test_published_and_exported_weights_are_the_gathered_ones(fsdp: Stage) -> No
         assert torch.equal(parameter, saved[name])
 
 
-@pytest.mark.parametrize("family", ["fsdp", pytest.param("zero-1", marks=needs_deepspeed),
-                                    pytest.param("zero-3", marks=needs_deepspeed)])  # fmt: skip
-def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all(family: str, request: Any) -> None:
-    stage: Stage = request.getfixturevalue("fsdp" if family == "fsdp" else "zero")
-    bad, good = stage.metrics(f"{family}-bad")
+@pytest.mark.parametrize("name", ["fsdp-bad", *zero_params("zero-1-bad", "zero-3-bad")])
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all(name: str, request: Any) -> None:
+    stage = stage_of(name, request)
+    bad, good = stage.metrics(name)
     assert bad["skipped_updates"] == 1
     assert good["skipped_updates"] == 0
-    assert all(torch.isfinite(tensor).all() for tensor in stage.state(f"{family}-bad", 2).values())
+    assert all(torch.isfinite(tensor).all() for tensor in stage.state(name, 2).values())
 
 
 def test_a_checkpoint_of_one_process_goes_on_with_fsdp_and_back(fsdp: Stage, torch_metrics: Any) -> None:
@@ -370,16 +386,14 @@ def test_a_checkpoint_of_one_process_goes_on_with_fsdp_and_back(fsdp: Stage, tor
     assert_states_agree(fsdp, "torch-from-fsdp")
 
 
-@needs_deepspeed
-@pytest.mark.parametrize("name", ["zero-1", "zero-2", "zero-3", "zero-3-offloaded"])
-def test_deepspeed_on_two_ranks_trains_as_one_process_does(name: str, zero: Stage, torch_metrics: Any) -> None:
-    assert_agree(zero, name, torch_metrics)
+@pytest.mark.parametrize("name", zero_params("zero-1", "zero-2", "zero-3", "zero-3-offloaded"))
+def test_deepspeed_on_two_ranks_trains_as_one_process_does(name: str, request: Any, torch_metrics: Any) -> None:
+    assert_agree(stage_of(name, request), name, torch_metrics)
 
 
-@needs_deepspeed
-@pytest.mark.parametrize("name", ["zero-3-from-fsdp", "zero-1-from-zero-3", "fsdp-from-zero-3"])
-def test_any_backend_goes_on_from_the_checkpoint_of_another(name: str, zero: Stage, torch_metrics: Any) -> None:
-    assert_agree(zero, name, torch_metrics)
+@pytest.mark.parametrize("name", zero_params("zero-3-from-fsdp", "zero-1-from-zero-3", "fsdp-from-zero-3"))
+def test_any_backend_goes_on_from_the_checkpoint_of_another(name: str, request: Any, torch_metrics: Any) -> None:
+    assert_agree(stage_of(name, request), name, torch_metrics)
 
 
 @needs_deepspeed
@@ -390,6 +404,7 @@ def test_a_checkpoint_of_deepspeed_goes_on_in_one_process(zero: Stage, torch_met
     assert_states_agree(zero, "torch-from-zero")
 
 
+@pytest.mark.thorough
 def test_three_ranks_of_uneven_shards_agree_too(stage: Stage, torch_metrics: Any) -> None:
     stage.play("three-job", 3, [stage.scene("three", 3, {"backend": "fsdp"})])
     assert_agree(stage, "three", torch_metrics)
@@ -412,10 +427,10 @@ def few_metrics(few: Stage) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("name", "ranks", "backend"),
     [
-        ("fsdp", 2, {"backend": "fsdp"}),
+        pytest.param("fsdp", 2, {"backend": "fsdp"}, marks=pytest.mark.thorough("few")),
         ("fsdp-3", 3, {"backend": "fsdp"}),
-        pytest.param("zero-1-3", 3, {"backend": "deepspeed", "deepspeed": {"stage": 1}}, marks=needs_deepspeed),
-        pytest.param("zero-3-2", 2, {"backend": "deepspeed", "deepspeed": {"stage": 3}}, marks=needs_deepspeed),
+        pytest.param("zero-1-3", 3, zero_stage(1), marks=[needs_deepspeed, pytest.mark.thorough("few")]),
+        pytest.param("zero-3-2", 2, zero_stage(3), marks=needs_deepspeed),
     ],
 )
 def test_any_number_of_samples_trains_on_any_number_of_ranks(
@@ -447,8 +462,16 @@ def test_a_killed_rank_ends_the_others_at_once(victim: int, stage: Stage) -> Non
             process.wait()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("phase", ["load", "publish", "save", "export"])
+OTHER_VICTIMS = [("load", 0), ("publish", 1), ("save", 1), ("export", 0)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "victim"),
+    [
+        ("load", 1), ("publish", 0), ("save", 0), ("export", 1),
+        *(pytest.param(*one, marks=pytest.mark.thorough) for one in OTHER_VICTIMS),
+    ],
+)  # fmt: skip
 def test_a_rank_killed_in_any_phase_ends_the_other_and_leaves_what_was_complete(
     phase: str, victim: int, stage: Stage
 ) -> None:
@@ -492,9 +515,6 @@ def assert_exports_exactly(stage: Stage, name: str) -> None:
     assert all(torch.equal(final[key], saved[key]) for key in saved)
 
 
-@pytest.mark.parametrize("name", ["torch", "fsdp", pytest.param("zero-1", marks=needs_deepspeed),
-                                  pytest.param("zero-2", marks=needs_deepspeed),
-                                  pytest.param("zero-3", marks=needs_deepspeed)])  # fmt: skip
+@pytest.mark.parametrize("name", ["torch", "fsdp", *zero_params("zero-1", "zero-2", "zero-3")])
 def test_checkpoint_of_every_backend_is_exported_and_imported_bit_for_bit(name: str, request: Any) -> None:
-    stage: Stage = request.getfixturevalue("zero" if name.startswith("zero") else "fsdp")
-    assert_exports_exactly(stage, name)
+    assert_exports_exactly(stage_of(name, request), name)

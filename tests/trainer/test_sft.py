@@ -180,7 +180,7 @@ def test_a_conversation_of_one_turn_is_learnt_like_prompt_and_response() -> None
         ({"tool_calls": [{"name": "f"}]}, CHATML, "does not write the tool calls"),
         ({"tool_calls": [{}]}, CHATML, "call 1 of `tool_calls` does not have the form"),
         ({"content": ""}, CHATML, "must be non-empty text"),
-        ({"role": "user"}, CHATML, "end with `assistant`"),
+        ({"role": "user"}, CHATML, "must end with one"),
     ],
 )
 def test_a_conversation_that_cannot_be_learnt_is_named(changes: dict[str, Any], template: str, words: str) -> None:

@@ -815,11 +815,11 @@ def test_a_refused_batch_is_logged_with_the_reason(tmp_path: Path, caplog: pytes
             await stage.ended()
 
     asyncio.run(scene())
-    asked_for = "step 4 of lineage l0 was requested"
+    asked_for = "the last request was for step 4 of lineage l0"
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"rejected the batch of step 4 (lineage l9), because {asked_for}",
-        f"rejected the batch of step 5 (too early), because {asked_for}",
-        f"rejected the batch of step 3 (repeated), because {asked_for}",
+        f"rejected the batch of step 4 (lineage l9); {asked_for}",
+        f"rejected the batch of step 5 (too early); {asked_for}",
+        f"rejected the batch of step 3 (repeated); {asked_for}",
     ]  # fmt: skip
 
 

@@ -268,7 +268,7 @@ def test_written_checkpoint_is_reported_with_its_size_and_times_after_its_versio
         assert isinstance(saved, CheckpointSaved)
         assert (saved.version, saved.path, saved.num_bytes, saved.write_s) == (4, "/run/step_4", 77, 0.5)
         assert 0 <= saved.stall_s < LIMIT_S
-        assert "checkpoint of version 4 (the user asked): /run/step_4" in caplog.text
+        assert "saved the checkpoint of version 4 (the user asked) to /run/step_4" in caplog.text
         assert desk.news.is_set(), "who waits for a free writer looks again"
         assert desk.activity.heartbeat({}).counters["checkpoints"] == 1
         desk.training.is_saved = True

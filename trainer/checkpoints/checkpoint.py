@@ -205,7 +205,7 @@ def _spaced(entries: list[tuple[int, Path]], every_s: float) -> list[tuple[int, 
         try:
             saved_at_s = read_state(entry[1]).saved_at_s
         except WeightError as error:
-            log.warning("removed checkpoint %s: %s", entry[1], error)
+            log.warning("checkpoint %s is damaged and is not kept: %s", entry[1], error)
             continue
         if saved_at_s - last_s >= every_s:
             chosen.append(entry)

@@ -232,7 +232,7 @@ def _type_of(tensors: Mapping[str, Stored], source: Path) -> str:
     if strange or len(found) != 1:
         listed = ", ".join([*found, *strange]) or "none"
         raise UserError(
-            f"the dtypes of the weights are different or not supported: {listed}",
+            f"the weights have several dtypes, or one that is not supported: {listed}",
             where=str(source),
             remedy="use a model whose weights are all float32, all bfloat16 or all float16",
         )

@@ -125,7 +125,7 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     if kinds - {"full_attention"}:
         raise UserError(
-            f"{config.model_type} has layers of the unsupported kind {', '.join(sorted(kinds - {'full_attention'}))}",
+            f"{config.model_type} has layers of unsupported types: {', '.join(sorted(kinds - {'full_attention'}))}",
             where="model",
             remedy="use a different model; only full causal attention can be trained on packed sequences",
         )
@@ -139,8 +139,8 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
         )
     if getattr(config, "attn_temperature_tuning", False):
         raise UserError(
-            f"{config.model_type} scales attention by a token's position in the packed row, not by its position in its "
-            "sequence",
+            f"{config.model_type} scales attention by a token's position in the packed row instead of in its sequence, "
+            "which gives wrong results",
             where="model",
             remedy="set attn_temperature_tuning to false in its config.json if your sequences are shorter than its "
             "floor_scale, or use a different model",

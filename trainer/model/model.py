@@ -182,7 +182,7 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     num_rows = keys.setdefault("vocab_size", num_tokens)
     if isinstance(num_rows, int) and num_rows < num_tokens:
         raise UserError(
-            f"{num_rows} is less than the number of tokens of the tokenizer, {num_tokens}",
+            f"the vocabulary size is {num_rows}, but the tokenizer has {num_tokens} tokens",
             where="model.init.vocab_size",
             remedy="remove this key; its value is taken from the tokenizer",
         )

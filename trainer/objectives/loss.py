@@ -24,7 +24,7 @@ from trainer.config import LossSettings
 from trainer.objectives.corrections.weight import correction_weights
 from trainer.objectives.kl import KL_ESTIMATORS
 from trainer.objectives.loss_sums import LossSums, RatioParts
-from trainer.objectives.own_code import LOSS_KEY
+from trainer.objectives.own_code import CORRECTION_KEY, LOSS_KEY
 from trainer.objectives.port import LOG_RATIO_CLAMP, TokenInputs, TokenLoss
 from trainer.objectives.proximal import proximal_logprobs
 from trainer.objectives.registry import ChosenLoss, loss_of
@@ -104,7 +104,7 @@ def _corrected(
     metrics = {}
     for correction, options in chosen.corrections:
         factor_N = correction.factor(tokens, options)
-        _check_shape(factor_N, current_N, f"{correction.name} returned")
+        _check_shape(factor_N, current_N, f"{correction.name} returned", where=CORRECTION_KEY)
         is_mask = factor_N.dtype == torch.bool
         metrics[f"{correction.name}_masked_share" if is_mask else f"{correction.name}_mean"] = (
             ~factor_N if is_mask else factor_N
@@ -122,11 +122,11 @@ def checked(result: TokenLoss, current_N: torch.Tensor, name: str) -> TokenLoss:
     return result
 
 
-def _check_shape(values_N: Any, current_N: torch.Tensor, what: str) -> None:
+def _check_shape(values_N: Any, current_N: torch.Tensor, what: str, *, where: str = LOSS_KEY) -> None:
     if not isinstance(values_N, torch.Tensor) or values_N.shape != current_N.shape:
         is_tensor = isinstance(values_N, torch.Tensor)
         returned = (
             f"a tensor of shape {list(values_N.shape)}" if is_tensor else f"an object of type {type(values_N).__name__}"
         )
-        remedy = "return a tensor of shape [N] with the loss of each token, not the mean"
-        raise UserError(f"{what} {returned} for {len(current_N)} tokens", where=LOSS_KEY, remedy=remedy)
+        remedy = "return a tensor of shape [N] with one value for each token, not the mean"
+        raise UserError(f"{what} {returned} for {len(current_N)} tokens", where=where, remedy=remedy)

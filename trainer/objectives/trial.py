@@ -31,7 +31,9 @@ def try_loss(settings: LossSettings) -> None:
         own = checked(chosen.objective.loss(current_N, whole, chosen.options), current_N, name)
         result_N = own.policy_N if own.unweighted_N is None else own.policy_N + own.unweighted_N
         if not result_N.requires_grad:
-            raise UserError(f"{name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N")
+            raise UserError(
+                f"the result of {name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N"
+            )
         (gradient_N,) = torch.autograd.grad(result_N.sum(), current_N, allow_unused=True)
     except UserError:
         raise
@@ -43,7 +45,9 @@ def try_loss(settings: LossSettings) -> None:
             remedy="check the code of the function, which is called as loss(logprobs_N, tokens, **options)",
         ) from error
     if gradient_N is None:
-        raise UserError(f"{name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N")
+        raise UserError(
+            f"the result of {name} has no gradient", where=LOSS_KEY, remedy="compute the loss from logprobs_N"
+        )
     if not (result_N.isfinite().all() and gradient_N.isfinite().all()):
         raise UserError(
             f"{name} returned a loss or gradient that is not finite",

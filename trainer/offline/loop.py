@@ -303,7 +303,7 @@ class OfflineTraining:
             folder, num_bytes = checkpoint.save(self._run_dir, state, write, retention)
         self._saved_s = time.monotonic()
         write_s = time.perf_counter() - started_s
-        log.info("checkpoint of step %d (%s): %s", self.version, reason, folder)
+        log.info("saved the checkpoint of step %d (%s) to %s", self.version, reason, folder)
         self._write(
             "checkpoint", version=self.version, path=str(folder), stall_s=write_s, write_s=write_s, num_bytes=num_bytes
         )

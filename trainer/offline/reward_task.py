@@ -84,7 +84,9 @@ class TextEncoder:
             ids.pop()
         if len(ids) < 2:
             raise UserError(
-                "prompt and answer together have fewer than two tokens", where=answer.where, remedy="remove the row"
+                "the prompt and the answer together have fewer than two tokens",
+                where=answer.where,
+                remedy="remove the row",
             )
         if len(ids) > self._max_tokens:
             what = f"prompt and answer have {len(ids)} tokens, but the limit is {self._max_tokens}"

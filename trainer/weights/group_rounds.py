@@ -175,7 +175,13 @@ class GroupRounds:
         self.counters["weights_group_rounds"] += 1
         self.counters["weights_group_bytes"] += float(round_.manifest.num_bytes)
         took_s = time.monotonic() - started_s
-        log.info("sent version %d to %s with %s in %.3f s", round_.version, ", ".join(members), root.name, took_s)
+        log.info(
+            "sent version %d to %s through the process group %s in %.3f s",
+            round_.version,
+            ", ".join(members),
+            root.name,
+            took_s,
+        )
 
     def _call(self, round_: _Round, root: GroupRoot, rank: int, *, is_new: bool) -> GroupCall:
         return GroupCall(

@@ -14,7 +14,7 @@ def _problems(use: TransferUse) -> Iterator[SettingProblem]:
     if use.settings.group.backend == "nccl" and "cpu" in use.devices:
         yield SettingProblem(
             ("trainer.weights.group.backend", "trainer.device", "rollout.engine.device"),
-            "nccl connects only GPUs, but the trainer or the engine runs on a CPU",
+            "`nccl` requires GPUs, but the trainer or the engine runs on a CPU",
             "set backend: auto",
         )
 

@@ -39,7 +39,8 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
             what = "is the name of the set data.red_team"
             yield Problem((f"data.eval_sets.{RED_TEAM}",), what, "choose a different name")
     if config.data.eval is not None and config.data.eval_sets:
-        yield Problem(("data.eval_sets", "data.eval"), "are mutually exclusive", "set only one of the two")
+        what = "data.eval and data.eval_sets are mutually exclusive"
+        yield Problem(("data.eval_sets", "data.eval"), what, "set only one of the two")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:
         what = "the answers of a greedy policy to one prompt are identical"
         yield Problem(("eval.num_samples", "eval.temperature"), what, "set eval.temperature above 0, for example 1.0")
@@ -56,20 +57,20 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
     if config.data.mix and config.data.epochs is not None:
         yield Problem(
             ("data.epochs", "data.mix"),
-            "counts passes over a single data set, but data.mix adds data sets, which would complete a pass at "
-            "different times",
+            "this key counts passes over a single data set, but data.mix adds data sets, which would complete a pass "
+            "at different times",
             "set data.epochs: null, and set num_steps to the length of the run",
         )
     if config.eval.every_steps and not config.data.eval_sources:
         yield Problem(
             ("eval.every_steps", "data.eval"),
-            f"requires an evaluation every {config.eval.every_steps} steps, but data.eval is not set",
+            f"evaluation is enabled (every_steps: {config.eval.every_steps}), but data.eval is not set",
             "set data.eval, or eval.every_steps: 0",
         )
     if config.data.curriculum is not None and config.data.epochs == 1:
         yield Problem(
             ("data.curriculum", "data.epochs"),
-            "selects rows by their earlier rewards, but with a single epoch no row is used twice",
+            "a curriculum selects rows by their earlier rewards, but with a single epoch no row is used twice",
             "set data.epochs to 2 or more, or data.curriculum: null",
         )
 
@@ -84,7 +85,7 @@ def _follow(config: RunConfig) -> Iterator[Problem]:
     if train.path is None or not is_named or any(sign in train.path for sign in "*?["):
         yield Problem(
             (key, "data.train.path"),
-            "requires a single .jsonl file to which lines are appended, or a folder of such files",
+            "this key requires a single .jsonl file to which lines are appended, or a folder of such files",
             "set data.train.path to that file or folder",
         )
     others = {
@@ -105,7 +106,11 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     given = [kind for kind in ("path", "dataset", "generator") if getattr(source, kind) is not None]
     keys = (path, f"{path}.path", f"{path}.dataset", f"{path}.generator")
     if not given:
-        yield Problem(keys, "specifies no source of rows", f"set one of {path}.path, {path}.dataset, {path}.generator")
+        yield Problem(
+            keys,
+            "this section specifies no source of rows",
+            f"set one of {path}.path, {path}.dataset, {path}.generator",
+        )
         return
     if len(given) > 1:
         yield Problem(keys, f"{' and '.join(given)} are mutually exclusive", "set only one of them")
@@ -116,12 +121,12 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     meaningless = {"path": ("split", "config", "options"), "dataset": ("options",), "generator": ("config", "columns")}
     for key in meaningless[kind]:
         if getattr(source, key):
-            yield Problem((f"{path}.{key}",), f"has no effect with {path}.{kind}", "remove this key")
+            yield Problem((f"{path}.{key}",), f"this key has no effect with {path}.{kind}", "remove this key")
     for key in source.columns:
         if key not in ("prompt", "messages", "answer", "response"):
             yield Problem(
                 (f"{path}.columns.{key}",),
-                "is not a role to which a column can be mapped (other columns are kept under their own names)",
+                "this key is not a role to which a column can be mapped (other columns are kept under their own names)",
                 "use prompt, messages, answer or response as the key, and the name of your column as the value",
             )
         elif source.columns[key] is None and key != "answer":
@@ -149,7 +154,7 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
     if source.template is not None and ({"prompt", "messages"} & source.columns.keys()):
         yield Problem(
             (f"{path}.template",),
-            f"defines the prompt, but {path}.columns defines it too",
+            f"this key defines the prompt, but {path}.columns defines it too",
             "remove one of the two definitions",
         )
     if source.template is not None and (fault := templates.fault_of(source.template)):

@@ -26,7 +26,7 @@ def engine_problems(config: RunConfig) -> Iterator[Problem]:
         if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"rollout.engine.{other.section}", "rollout.engine.kind"),
-                f"applies to {other.title}, but rollout.engine.kind is {settings.kind}",
+                f"this section applies to {other.title}, but rollout.engine.kind is {settings.kind}",
                 f"set rollout.engine.kind: {other.name}",
             )
     yield from as_problems(engine.option_problems(settings.options))
@@ -66,7 +66,7 @@ def _rounding(config: RunConfig) -> Iterator[Problem]:
     if key and not is_corrected(config):
         yield Problem(
             ("trainer.loss.weight.mode" if loss.weight.mode == "off" else "trainer.loss.proximal", key),
-            "does not correct for the rounding differences between the engine and the trainer",
+            "this setting does not correct for the rounding differences between the engine and the trainer",
             "set trainer.loss.proximal: recompute and trainer.loss.weight.mode: truncate",
         )
 

@@ -15,13 +15,13 @@ from controller.config.run_config import RunConfig
 def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of a best checkpoint or an early stop without the evaluations, checkpoints or metric that it needs."""
     if config.eval.slices and not config.data.eval_sources:
-        yield Problem(("eval.slices",), "requires evaluation rows, but none are configured", "set data.eval")
+        yield Problem(("eval.slices",), "this key requires evaluation rows, but none are configured", "set data.eval")
     checkpoint = config.trainer.checkpoint
     for key, rule in (("trainer.checkpoint.best", checkpoint.best), ("early_stop", config.early_stop)):
         if rule is None:
             continue
         if not config.data.eval_sources or not config.eval.every_steps:
-            what = "requires evaluations during training, but none are configured"
+            what = "this key requires evaluations during training, but none are configured"
             yield Problem((key, "eval.every_steps"), what, "set data.eval, and set eval.every_steps to a value above 0")
             continue
         names = metric_names(config)

@@ -26,7 +26,7 @@ def launcher_problems(config: RunConfig) -> Iterator[Problem]:
         if section is not None and section != type(section)():  # a resolved config lists every key, also defaults
             yield Problem(
                 (f"launch.{other.section}", "launch.kind"),
-                f"applies to a different launcher: launch.kind is {launch.kind}",
+                f"this section applies to a different launcher: launch.kind is {launch.kind}",
                 f"set kind: {other.name}",
             )
     yield from as_problems(launcher.option_problems(launch.options))
@@ -43,7 +43,7 @@ def launcher_problems(config: RunConfig) -> Iterator[Problem]:
     if launcher.host_key != "launch.host" and launch.host != type(launch)().host:
         yield Problem(
             ("launch.host", "launch.kind"),
-            "applies only to processes on this machine",
+            "this key applies only to a launcher that starts all processes on this machine",
             f"set {launcher.host_key}: {launch.host} instead",
         )
     yield from as_problems(launcher.setting_problems(launch))
@@ -84,5 +84,5 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (key_of_gpus, key),
                 "no GPU is reserved, but the device is cuda",
-                "set this key to null, or the device to cpu",
+                f"set this key to null, or set {key}: cpu",
             )

@@ -75,8 +75,8 @@ def _endpoint_problems(key: str, model: CalledModelSettings) -> Iterator[Problem
     """Problems of an external model, which has nothing in the worker."""
     for name in ("source", "path", "adapter", "refresh_every", *OWN_WEIGHTS_KEYS):
         if getattr(model, name) is not None:
-            what = "has no effect on a model behind an endpoint"
-            yield Problem((f"{key}.{name}", f"{key}.endpoint"), what, "remove one of the two keys")
+            what = "this key has no effect on a model behind an endpoint"
+            yield Problem((f"{key}.{name}", f"{key}.endpoint"), what, f"remove this key, or {key}.endpoint")
     if model.trained:
         what = "a model behind an endpoint cannot be trained"
         yield Problem((f"{key}.trained", f"{key}.endpoint"), what, "set trained: false")
@@ -118,7 +118,9 @@ def _role_problems(config: RunConfig, key: str, model: CalledModelSettings) -> I
     for name in OWN_WEIGHTS_KEYS:
         if getattr(model, name) is not None:
             yield Problem(
-                (f"{key}.{name}",), "has no effect on a role of the policy", f"set rollout.engine.{name} instead"
+                (f"{key}.{name}",),
+                "this key has no effect on a role of the policy",
+                f"set rollout.engine.{name} instead",
             )
     if model.is_trained and model.temperature not in (None, config.sampling.temperature):
         yield Problem(

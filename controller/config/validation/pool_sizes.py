@@ -127,14 +127,14 @@ def pool_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("rollout.pool_gpus", "rollout.pool_cpus"),
             "the size of a pool can be set in GPUs or in CPUs, but not in both",
-            "set only one of the two",
+            "set only one of rollout.pool_gpus and rollout.pool_cpus",
         )
         return
     each = _set_aside(config, "rollout", "gpus", gpus_of_worker(config))
     if rollout.pool_gpus is not None and not each:
         yield Problem(
             ("rollout.pool_gpus", "rollout.engine.device"),
-            f"sets a number of GPUs, but the workers run on {rollout.engine.device}",
+            f"this key sets a number of GPUs, but the workers run on {rollout.engine.device}",
             "set rollout.pool_cpus, or rollout.engine.device: cuda",
         )
     elif rollout.pool_gpus is not None and rollout.pool_gpus != each * rollout.num_workers:

@@ -316,8 +316,8 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
             continue
         yield Problem(
             (f"launch.{key}", "launch.heartbeat_s"),
-            f"{limit_s:g} s is less than four heartbeats of {launch.heartbeat_s:g} s, so every process would be "
-            "considered lost",
+            f"{limit_s:g} s is less than four heartbeat intervals of {launch.heartbeat_s:g} s, so every process would "
+            "be considered lost",
             f"set this key to at least {4 * launch.heartbeat_s:g}",
         )
     name = config.name

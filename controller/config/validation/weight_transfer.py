@@ -73,6 +73,6 @@ def _keys_of_others(config: RunConfig, transfer: TransferDescriptor) -> Iterator
             if is_set and key not in transfer.own_keys:
                 yield Problem(
                     (f"trainer.weights.{key}", KIND_KEY),
-                    f"has no effect with kind {weights.kind}",
+                    f"this key has no effect with kind {weights.kind}",
                     f"remove this key, or set kind: {other.name}",
                 )

@@ -49,7 +49,7 @@ def processes(machine: Machine) -> Finding:
     data = {"soft": None if math.isinf(soft) else soft, "left": None if math.isinf(left) else left}
     how = "ulimit -u 65536" if group is None or soft - used < group[0] - group[1] else "docker run --pids-limit 4096"
     if left < QUICKSTART_PROCESSES:
-        return problem(words, f"{how}; each worker has about twelve threads", **data)
+        return problem(words, f"raise the limit: {how}; each worker has about twelve threads", **data)
     if left < GOOD_PROCESSES:
         return warning(f"{words}, which is enough for a small run", f"for many workers: {how}", **data)
     return ok(words, **data)

@@ -100,9 +100,10 @@ def leftovers(machine: Machine) -> Finding:
         return ok("no weights in shared memory were left behind by crashed runs")
     total = sum(num_bytes for _, num_bytes in dead)
     names = ", ".join(path.name for path, _ in dead[:3]) + (", ..." if len(dead) > 3 else "")
+    paths = " ".join(f"{SHARED_MEMORY}/{path.name}" for path, _ in dead)
     return warning(
         f"{count(len(dead), 'weight store')} left behind by crashed runs, {size(total)}: {names}",
-        f"the next run removes these files; to remove them now: rm -r {SHARED_MEMORY}/{dead[0][0].name}",
+        f"the next run removes these files; to remove them now: rm -r {paths}",
         stores=[str(path) for path, _ in dead], num_bytes=total,
     )  # fmt: skip
 

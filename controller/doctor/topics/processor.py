@@ -63,7 +63,8 @@ def threads(machine: Machine) -> Finding:
     if bound:
         return warning(
             ", ".join(bound),
-            f"this setting binds all processes of a run to the same cores; unset {bound[0].partition('=')[0]}",
+            "all processes of a run are bound to the same cores; unset "
+            f"{' and '.join(setting.partition('=')[0] for setting in bound)}",
         )
     if environment.get("OMP_WAIT_POLICY", "").lower() == "active" or environment.get("KMP_BLOCKTIME") == "infinite":
         return warning(

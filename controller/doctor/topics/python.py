@@ -124,7 +124,7 @@ def math_verify(machine: Machine) -> Finding:
         )
     if not answer.data.get("same") or answer.data.get("other"):
         return warning(
-            f"{found} does not recognise that 1/2 equals 0.5",
+            f"{found} compares numbers incorrectly",
             "pip install --force-reinstall math-verify",
             version=found,
         )

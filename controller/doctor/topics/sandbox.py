@@ -30,7 +30,8 @@ def namespaces(machine: Machine) -> Finding:
     answer = machine.probe("namespaces", deadline_s=10)
     if not answer.data:
         return warning(
-            f"cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
+            f"namespaces cannot be tested: {answer.fault}",
+            "report this error with the output of areal-like doctor --json",
         )
     faults = answer.data["faults"]
     refused = {name: fault for name, fault in faults.items() if fault}
@@ -109,7 +110,7 @@ def resource_limits(machine: Machine) -> Finding:
     answer = machine.probe("resource_limits", deadline_s=20)
     if not answer.data:
         return warning(
-            f"cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
+            f"limits cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
         )
     limits = answer.data["limits"]
     bound = [name for name, state in limits.items() if state == "bound"]
@@ -119,7 +120,7 @@ def resource_limits(machine: Machine) -> Finding:
         return ok(f"{', '.join(bound)} are enforced (the number of processes is not, for root)", **answer.data)
     if loose:
         return warning(
-            f"{', '.join(loose)} {'is' if len(loose) == 1 else 'are'} not enforced",
+            f"these limits are not enforced: {', '.join(loose)}",
             "this system does not enforce these limits; use Linux, or a different layer of the sandbox", **answer.data,
         )  # fmt: skip
     return ok(f"{', '.join(bound)} are enforced", **answer.data)
@@ -133,7 +134,7 @@ def code_rewards(machine: Machine) -> Finding:
         chosen, words, parts = layers["chosen"], layers["words"], layers["parts"]
     except (ValueError, KeyError, TypeError):
         return warning(
-            f"cannot be tested: {ran.fault or ran.err.strip()[-200:]}",
+            f"code rewards cannot be tested: {ran.fault or ran.err.strip()[-200:]}",
             "report this error with the output of areal-like doctor --json",
         )
     if chosen in STRONG_LAYERS:

@@ -65,7 +65,7 @@ def devices(machine: Machine) -> Finding:
     """Check the devices that torch can use, each with a small product."""
     build = _build(machine)
     if not build.data:
-        return warning("requires a working installation of torch", "fix the torch installation first")
+        return warning("this check requires a working installation of torch", "fix the torch installation first")
     if not build.data["cuda"] and not build.data["hip"]:
         return _without_gpu_build(machine, build.data)
     answer = _devices(machine)
@@ -89,7 +89,9 @@ def devices(machine: Machine) -> Finding:
     bad = [f"cuda:{index}: {device['fault']}" for index, device in enumerate(found) if device["fault"]]
     words = "; ".join(_words(index, device) for index, device in enumerate(found))
     if bad:
-        return warning("; ".join(bad), "reset that device, or exclude it with CUDA_VISIBLE_DEVICES", **answer.data)
+        return warning(
+            "; ".join(bad), "reset each of these devices, or exclude it with CUDA_VISIBLE_DEVICES", **answer.data
+        )
     taken = [i for i, device in enumerate(found) if device.get("free_bytes", 0) < 0.5 * device["total_bytes"]]
     if taken:
         who = ", ".join(f"cuda:{index}" for index in taken)
@@ -158,7 +160,7 @@ def attention(machine: Machine) -> Finding:
     """Check which attention kernel packs sequences of unequal length without padding."""
     flash, build = machine.version("flash-attn"), _build(machine)
     if not build.data:
-        return warning("requires a working installation of torch", "fix the torch installation first")
+        return warning("this check requires a working installation of torch", "fix the torch installation first")
     has_varlen = bool(build.data["has_varlen"])
     found = [
         f"torch's varlen {'is available' if has_varlen else 'is not in this torch'}",

@@ -42,7 +42,7 @@ class Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns about a setting that is used on purpose
         if self._address.startswith("ray://"):
             raise UserError(
-                "an address of Ray Client (ray://...) is not supported",
+                "Ray Client addresses (ray://...) are not supported",
                 where="launch.ray.address",
                 remedy="start the run on a node of the cluster, or use `ray job submit`",
             )

@@ -73,7 +73,7 @@ def find_sources(names: Sequence[str]) -> list[Source]:
             if not num_bytes:
                 raise UserError("the file is empty", where=str(path), remedy="write one JSON object per line")
             if any(one.path.samefile(path) for one in found):
-                raise UserError("is listed twice", where=str(path), remedy="list each file only once")
+                raise UserError("the file is listed twice", where=str(path), remedy="list each file only once")
             found.append(Source(path, num_bytes, sha256, state.st_mtime_ns))
     return found
 

@@ -87,7 +87,7 @@ def _reviewed(line: str, place: str) -> Review:
         hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(DECISIONS)}, or null"
         raise UserError(f"{decision!r} is not a valid decision", where=place, remedy=hint)
     if not texts["answer"] or not texts["label"] or not (texts["where"] or texts["key"] or texts["prompt"]):
-        raise UserError("the line has no row, no label or no answer", where=place, remedy=remedy)
+        raise UserError("the line must have a row, a label and an answer", where=place, remedy=remedy)
     return Review(place, **texts, decision=decision)
 
 

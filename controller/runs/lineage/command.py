@@ -124,7 +124,7 @@ def _model(graph: Graph, target: Target) -> Node:
         model = checkpoint_model(path, graph.chain) if is_checkpoint else export_model(path, graph.chain, run_id)
         if model is None:
             what = f"the folder is not a {'checkpoint' if is_checkpoint else 'model'} of {graph.folder.root}"
-            raise UserError(what, where=str(path), remedy="specify the run of this folder with --run RUN")
+            raise UserError(what, where=str(path), remedy="specify the run that this folder belongs to with --run RUN")
         graph.models[str(path)] = model
     return Node("checkpoint" if target.checkpoint is not None else "export", str(path))
 

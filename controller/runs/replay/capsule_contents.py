@@ -91,7 +91,7 @@ def read_result(file: Path) -> dict[str, Any]:
         if not isinstance(found.get(key), kind):
             raise ValueError(f"{file.name} has no {key}")
     if not all(isinstance(update, dict) for update in found["gradients"]):
-        raise ValueError(f"{file.name} does not contain the gradients of each tensor")
+        raise ValueError(f"{file.name} does not list the gradients by tensor")
     return found
 
 

@@ -75,7 +75,7 @@ def play(order: Order, scratch: Path, batch_of: Callable[[int], Batch]) -> Itera
         try:
             status = leader.wait(END_S)
         except subprocess.TimeoutExpired as error:
-            raise OperationError(f"the replay did not exit within {END_S:g} s") from error
+            raise OperationError(f"the replay process did not exit within {END_S:g} s") from error
         if status:
             raise _failure(status, log.read_text(errors="replace"))
 

@@ -196,7 +196,7 @@ class Attempts(Generic[ClientT]):
             await self._after_break(running, live, before, str(error))
             return None
         except ServerRefused as error:
-            raise EngineError(f"the server rejects a valid request: {error}") from error
+            raise EngineError(f"the server rejected a valid request: {error}") from error
         finally:
             self._streams(running, False)
             self.num_dropped += answer.drop_hidden()

@@ -71,7 +71,7 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
     version = str(server.get("version", "of unknown version"))
     if version != KNOWN_VERSION:
         raise UserError(
-            f"the server at {url} is SGLang {version}, but {KNOWN_VERSION} is required",
+            f"the server at {url} runs SGLang {version}, but {KNOWN_VERSION} is required",
             where=WHERE,
             remedy=f"start a server of version {KNOWN_VERSION}",
         )

@@ -52,7 +52,7 @@ def check_experts(config: PreTrainedConfig) -> None:
             "areal_like does not know the names of the expert weights of model type "
             f"{config.model_type} in SGLang's loader",
             where="rollout.engine.kind",
-            remedy="set rollout.engine.kind: embedded, or use a mixture of experts of type "
+            remedy="set rollout.engine.kind: embedded, or use a mixture-of-experts model of type "
             f"{' or '.join(EXPERT_FAMILIES)}",
         )
 

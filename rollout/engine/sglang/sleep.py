@@ -102,7 +102,11 @@ class Sleeper:
             else:
                 self._epoch = live.epoch
                 self.num_sleeps += 1
-                log.info("no answer was generated for %g s; released %s", self._idle_s, " and ".join(self._tags))
+                log.info(
+                    "no answer was generated for %g s; released the memory of %s",
+                    self._idle_s,
+                    " and ".join(self._tags),
+                )
                 return True
             self._attempts.gate.set()
             return False

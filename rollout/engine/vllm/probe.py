@@ -60,10 +60,10 @@ class ProbeMaker:
             missing, unknown = self._model.load_state_dict(load_file(folder / WEIGHT_FILE), strict=False, assign=True)
         except RuntimeError as error:
             raise WeightError(f"version {version} does not fit the model: {error}") from error
-        if unknown or any(name != "lm_head.weight" for name in missing):
-            raise WeightError(
-                f"version {version} does not fit the model: the tensor {[*missing, *unknown][0]} is missing or unknown"
-            )
+        if lost := [name for name in missing if name != "lm_head.weight"]:
+            raise WeightError(f"version {version} does not fit the model: the version has no tensor {lost[0]}")
+        if unknown:
+            raise WeightError(f"version {version} does not fit the model: the model has no tensor {unknown[0]}")
         self._model.tie_weights()  # type: ignore[operator]
         length = min(LENGTH, int(self._config.get_text_config().max_position_embeddings))
         vocab_size = int(self._config.get_text_config().vocab_size)

@@ -91,7 +91,10 @@ def _decide(operation: str, *operands: Any) -> Any:
     stand_in = next(operand for operand in operands if isinstance(operand, RemoteObject))
     identity = identity_of(stand_in)
     if not identity.world.may_decide(*operands):
-        raise Refused(f"an object of the program's own type {identity.type_name} must not decide the result of a test")
+        raise Refused(
+            f"the result of a test must not be decided by an object of type {identity.type_name}, which "
+            "the program defines"
+        )
     result = _ask(stand_in, "do", operation, operands)
     if isinstance(result, RemoteObject):
         identity.world.made_by_tests.add(identity_of(result).number)

@@ -30,7 +30,7 @@ def test_log_probs_of_given_tokens_are_those_of_the_tokens_and_not_of_likelier_o
 @pytest.mark.parametrize(
     ("choice", "words"),
     [
-        ({}, "does not return log-probs of given tokens"),
+        ({}, "does not return log-probs of prompt tokens"),
         ({"prompt_logprobs": ROWS[:2]}, "log-probs of 2 tokens for a prompt of 3"),
         ({"prompt_logprobs": [None, {"3": {"logprob": -1}}, {}]}, "no log-prob of token 7"),
         ({"prompt_logprobs": [None, {"7": {"logprob": True}}, {}]}, "no log-prob of token 7"),

@@ -32,7 +32,7 @@ def test_an_adapter_has_a_scale_and_the_sizes_of_its_modules(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"peft_type": "LOHA"}, "peft_type is LOHA, but only LORA adapters are supported"),
+        ({"peft_type": "LOHA"}, "peft_type is LOHA, but only LORA is supported"),
         (
             {"use_dora": True},
             "use_dora is true, which is not supported -> merge the adapter into its base model with peft",

@@ -50,7 +50,7 @@ def test_nccl_connects_gpus_only(backend: str, devices: set[str], is_refused: bo
     settings = SimpleNamespace(group=SimpleNamespace(backend=backend))
     use = TransferUse(settings, frozenset(devices), is_across_hosts=False)
     assert [problem.what for problem in PROCESS_GROUP.problems(use)] == [
-        "nccl connects only GPUs, but the trainer or the engine runs on a CPU"
+        "`nccl` requires GPUs, but the trainer or the engine runs on a CPU"
     ] * is_refused
 
 

@@ -109,6 +109,27 @@ def test_samples_of_a_version_have_the_log_probs_of_its_weights(model: Path, tmp
         assert metrics["ess"] == pytest.approx(1, abs=1e-4)
 
 
+def test_prompts_and_demonstrations_begin_alike() -> None:
+    rows = Rows(SMALLEST, 1)
+    bos = rows.tokenizer.bos_token_id
+    assert rows.prompt({"prompt": "1+2="}).tolist() == [bos, *rows.tokenizer.encode("1+2=", add_special_tokens=False)]
+
+
+def test_an_answer_ends_at_the_end_of_sequence_token(model: Path, tmp_path: Path) -> None:
+    async def batch() -> list[BatchSample]:
+        async with Sampler(model, SMALLEST, Rows(SMALLEST, 1), tmp_path / "weights", seed=1) as sampler:
+            await sampler.load(Training(model, settings_of("decoupled"), num_steps=9, groups=4).weights())
+            return await sampler.batch(0)
+
+    end = build_tokenizer("characters:running_sum", None).eos_token_id
+    trajectories = [sample.trajectory for sample in asyncio.run(batch())]
+    answers = [one.tokens_T[one.loss_mask_T] for one in trajectories]
+    assert any(end in answer for answer in answers), "a random model samples the token"
+    for trajectory, answer in zip(trajectories, answers, strict=True):
+        assert end not in answer[:-1]
+        assert (trajectory.finish_reason == "stop") == (answer[-1] == end)
+
+
 def ended(sample: BatchSample) -> BatchSample:
     """As if its answer had ended before the token limit; a random model's seldom do."""
     trajectory: Trajectory = msgspec.structs.replace(sample.trajectory, finish_reason="stop")
@@ -170,8 +191,13 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
                 "summary": {"gspo": {lag: {"single": pair, "mean": pair, "norm": [2.0, None]} for lag in ("0", "64")}},
             },
             "curves, short": {
-                **made, "seeds": [1], "lags": [0, 64], "steps": 96, "tuned": {"gspo": "1e-4"},
-                "summary": {"gspo": {"0": [0.9, None], "64": [None, None]}},
+                **made, "seeds": [1, 2], "lags": [0, 64], "steps": 96,
+                "tuned": {"gspo": "1e-4"}, "tried": {"gspo": {"1e-4": 0.75, "2e-4": 0.5}},
+                "summary": {"gspo": {"0": [0.9, 0.2], "64": [None, None]}},
+                "rows": [
+                    {"variant": "gspo", "lag": lag, "seed": seed, "accuracy": accuracy}
+                    for lag, seed, accuracy in ((0, 1, 0.8), (0, 2, 1.0), (64, 1, 0.5), (64, 2, 0.7))
+                ],
             },
             "quickstart": {
                 **made, "seeds": [1], "rows": [quickstart_row(job, 1) for job in ("gspo", "cispo")],
@@ -184,7 +210,7 @@ def test_table_and_panels_show_each_variant_by_lag() -> None:
     }  # fmt: skip
     text = TABLES["objectives"](result)
     assert "| `gspo` | 0.500 ± 0.100 | 0.500 ± 0.100 | 0.50 | 0.50 | 2.00 | 2.00 |" in text
-    assert "| `gspo` | 1e-4 | 0.900 | - |" in text
+    assert "| `gspo` | 1e-4 (1e-4: 0.75; 2e-4: 0.50) | 0.900 ± 0.200 | - | -0.300 ± 0.000 |" in text
     assert "| `cispo`, seed 1 | 0: 0.200, 90: 0.950 | clean |" in text
     assert "| `vespo`, 2 seeds | before: 0.200 ± 0.000, after: 0.950 ± 0.010 |  |" in text
     assert text.count("<small>`python -m this`, 2026-01-02.</small>") == 4

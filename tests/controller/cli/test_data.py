@@ -102,7 +102,7 @@ def test_a_card_shows_names_that_cannot_be_encoded(folder: Path, capfd: pytest.C
         ),
         (["check", "rows.jsonl", "--stages", "none.yaml"], "none.yaml: the file cannot be read"),
         (["clean", "rows.jsonl", "-o", "none/out"], "none/out: the folder"),
-        (["check", "rows.jsonl", "rows.jsonl"], "rows.jsonl: is listed twice"),
+        (["check", "rows.jsonl", "rows.jsonl"], "rows.jsonl: the file is listed twice"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -120,8 +120,8 @@ class TestMistakes:
             (["train", "tiny.yaml", "num_steps"], "key.path=value"),
             (["eval", "tiny.yaml"], "data.eval"),
             (["eval", "tiny.yaml", "data.eval={generator: running_sum, limit: 5}", "eval.slices=[term]"], "terms"),
-            (["train", "tiny.yaml", "eval.slices=[auto]"], "eval.slices: requires evaluation rows"),
-            (["train", "tiny.yaml", "rollout.safety=[{kind: word}]"], "there is no stage `word`"),
+            (["train", "tiny.yaml", "eval.slices=[auto]"], "eval.slices: this key requires evaluation rows"),
+            (["train", "tiny.yaml", "rollout.safety=[{kind: word}]"], "there is no safety stage `word`"),
             (
                 ["train", "tiny.yaml", "rollout.safety=[{kind: words, options: {file: no}}]"],
                 "rollout.safety.0: no cannot",

@@ -40,7 +40,8 @@ def test_on_a_cpu_memory_is_estimated_and_hours_are_not() -> None:
     assert "1 trainer" not in words
     assert "trainer rank  " in words
     assert (
-        "not estimated: rollout.engine.device, trainer.device: the engine and the trainer must both be on GPUs" in words
+        "not estimated: rollout.engine.device, trainer.device: the engine and the trainer must both run on GPUs"
+        in words
     )
     assert "CUDA" not in words
 

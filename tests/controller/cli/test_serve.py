@@ -245,8 +245,8 @@ def test_safety_stages_are_those_of_the_file_else_of_the_run(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("kind: words", "must contain a list of stages"),
-        ("- {kind: word}", "there is no stage `word`"),
+        ("kind: words", "the safety stages must be a list of mappings"),
+        ("- {kind: word}", "there is no safety stage `word`"),
         ("- {kind: words, options: {file: missing.txt}}", "missing.txt"),
         ("- {kind: secrets, colour: red}", r"stages.0.colour: Extra inputs are not permitted"),
         ("[{kind: secrets}, {kind: words, look_at: all}]", r"safety.yaml: stages.1.look_at: Input should be"),

@@ -63,7 +63,7 @@ def test_a_path_of_rows_tells_the_two_kinds_of_config_apart(config: str) -> None
         ("eval.every_steps=5", "eval.every_steps: there is no evaluation data -> set data.eval to a file"),
         ("model.tokenizer=from_model", "model.tokenizer: a model created from model.init has no tokenizer"),
         ("model.init=null", "neither model.path nor model.init is given"),
-        ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: applies only to the loss `sigmoid`"),
+        ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: this key applies only to the loss `sigmoid`"),
         ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> add {prompt} to the template"),
         ("data.train=null", "data.train: must be text, not null"),
         ("trainer.lora={targets: []}", "trainer.lora.targets: lists no module, so nothing would be trained"),

@@ -238,9 +238,9 @@ def test_an_action_runs_its_command_and_returns_its_words(runs):
     [
         ({TOKEN_HEADER: "wrong"}, 403, "the token is wrong"),
         ({TOKEN_HEADER: ""}, 403, "the token is wrong"),
-        ({"Origin": "http://evil.example"}, 403, "a different site"),
-        ({"Origin": "null"}, 403, "a different site"),
-        ({"Sec-Fetch-Site": "cross-site"}, 403, "a different site"),
+        ({"Origin": "http://evil.example"}, 403, "a different origin"),
+        ({"Origin": "null"}, 403, "a different origin"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "a different origin"),
         ({"Content-Type": "text/plain"}, 415, "send JSON"),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "send JSON"),
     ],

@@ -158,7 +158,7 @@ def test_folder_is_no_file_and_the_first_of_its_files_is_an_example(tmp_path: Pa
         (tmp_path / name).write_text("")
     folder = refused(path=str(tmp_path))
     assert (folder.what, folder.remedy) == (
-        "is a folder, not a file",
+        "the path is a folder, not a file",
         f"specify a file or a glob pattern, such as {tmp_path}/a.json",
     )
 
@@ -288,7 +288,7 @@ def test_folder_of_a_dataset_is_loaded_as_what_it_is(
     assert asked == [str(tmp_path / "splits"), str(tmp_path / "whole"), (str(tmp_path / "files"), None, "train")]
     assert list(read(dataset=str(tmp_path / "splits"), split="test")) == ROWS[:1]
     missing = refused(dataset=str(tmp_path / "splits"), split="dev")
-    assert (missing.what, missing.remedy) == ("has no split `dev`", "use one of its splits: train, test")
+    assert (missing.what, missing.remedy) == ("the dataset has no split `dev`", "use one of its splits: train, test")
 
 
 def test_dataset_that_cannot_be_loaded_is_one_sentence_with_the_ways_there_are(

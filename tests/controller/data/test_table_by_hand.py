@@ -93,7 +93,9 @@ def reader(row: dict[str, Any], key: str = "data.train", **columns: str | None) 
 )
 def test_message_without_a_role_in_words_and_content_is_refused(message: Any) -> None:
     row = {"messages": [message, USER], "answer": "1"}
-    with pytest.raises(UserError, match="each message in `messages` must have a `role` and a `content`") as raised:
+    with pytest.raises(
+        UserError, match="each message in `messages` must have a `role`, and a `content` or `tool_calls`"
+    ) as raised:
         reader(row).read(row, "rows.jsonl:7")
     assert raised.value.where == "rows.jsonl:7"
 

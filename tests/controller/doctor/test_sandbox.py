@@ -90,7 +90,7 @@ def test_resource_limits_that_do_not_hold_are_named() -> None:
 
     assert look(1000) == ("ok", "memory, file size, processes are enforced")
     assert look(0, processes="free")[0] == "ok", "root is never bound by the number of processes"
-    assert look(1000, processes="free") == ("warning", "processes is not enforced")
+    assert look(1000, processes="free") == ("warning", "these limits are not enforced: processes")
     assert look(1000, memory="refused")[0] == "warning"
     assert sandbox.resource_limits(FakeMachine()).verdict == "warning"
 

@@ -37,7 +37,7 @@ def look(source: str, name: str = "mine:score", timeout_s: float = PATIENCE_S, *
     [
         ("import no_such_thing", "mine:score", "module mine cannot be imported (ModuleNotFoundError"),
         ("def score(row): ...", "mine:score", "cannot be called with the required arguments"),
-        ("", "json:nope", "module json has no nope"),
+        ("", "json:nope", "module json has no attribute nope"),
         ("score = 3", "mine:score", "is not callable"),
         ("import os; os._exit(3)", "mine:score", "ended the process with status 3"),
         ("raise SystemExit('away')", "mine:score", "SystemExit: away"),

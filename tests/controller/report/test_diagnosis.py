@@ -340,7 +340,7 @@ def test_pace_counts_the_workers_that_were_there():
 def test_stale_groups_that_are_dropped_ask_for_waiting_or_a_looser_bound():
     summary = {"audit": "clean", "dropped_by_reason": {"stale": 300, "timeout": 20}, "groups_drawn": 2000}
     found = verdict(summary=summary, settings=config(staleness__on_stale="drop"))
-    assert found.title == "16 % of the drawn groups were dropped; most common reason: stale (300)"
+    assert found.title == "16 % of all groups were dropped; most common reason: stale (300)"
     assert "1.9 versions old on average; the bound is 2, which is close" in found.detail
     assert "on_stale: wait" in found.advice
     assert "up to 19 % more batches" in found.predicted
@@ -401,7 +401,9 @@ def test_slow_swaps_slow_staging_and_a_full_shared_memory_are_reported(tmp_path)
     assert "trainer.weights.kind: shm" in verdict(swaps=swaps, settings=config(trainer__weights__kind="disk")).advice
     assert verdict(swaps=swaps).title == "New weights take 70 % of the time of a step to reach a rollout worker"
     found = verdict(folder=tmp_path, weight_dir=str(tmp_path / "weights"))
-    assert found.title == "Weights are transferred through the disk, because shared memory had too little free space"
+    assert (
+        found.title == "Weights are transferred through files on disk, because shared memory had too little free space"
+    )
 
 
 def test_half_empty_micro_batches_are_reported_but_not_a_batch_that_fits_into_one():

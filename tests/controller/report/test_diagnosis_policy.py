@@ -208,7 +208,7 @@ def test_equal_rewards_within_groups_do_carry_a_signal_where_the_batch_is_the_ba
 
 def test_groups_left_out_for_want_of_signal_are_reported_where_they_are_many():
     found = verdict(summary={"audit": "clean", "groups_drawn": 1000, "groups_filtered": 750})
-    assert found.title.startswith("75 % of the drawn groups were excluded")
+    assert found.title.startswith("75 % of all groups were excluded")
     assert "4 times as many batches" in found.predicted
 
 
@@ -224,7 +224,7 @@ def test_episodes_that_end_at_a_limit_do_not_explain_equal_rewards():
     rows = step_rows(reward_mean=0.0, cut_share=1.0, turns_max=3.0, **silent)
     first, second, *_ = diagnose(made_run(steps=rows, samples=stats(np.zeros(320))))
     assert (first.kind, second.kind, second.severity) == ("no_signal", "answers_cut", "warning")
-    assert second.title == "100 % of the episodes ended at a limit instead of their end"
+    assert second.title == "100 % of the episodes were stopped by a limit before they had finished"
     assert "max_turns" in second.advice
 
 
@@ -265,10 +265,11 @@ def test_cut_answers_are_no_alarm_where_the_reward_rises():
     assert "does not depend on the end of an answer" in found[1].detail
 
 
-def aligned(cosines, *, staleness=2.0):
+def aligned(cosine, *, newest=(), staleness=2.0):
     """Rows of which every second one has a cosine."""
     rows = step_rows(staleness_mean=staleness)
-    return [row | ({"gradient_cosine": cosines} if place % 2 else {}) for place, row in enumerate(rows)]
+    cosines = [*[cosine] * (len(rows) // 2 - len(newest)), *newest]
+    return [row | ({"gradient_cosine": cosines[place // 2]} if place % 2 else {}) for place, row in enumerate(rows)]
 
 
 def test_gradients_that_stay_aligned_while_samples_are_stale_are_a_warning():
@@ -278,6 +279,16 @@ def test_gradients_that_stay_aligned_while_samples_are_stale_are_a_warning():
     assert "trainer.lr_by_ess" in found.advice
 
 
-@pytest.mark.parametrize("steps", [aligned(0.3), aligned(0.7, staleness=0.0), aligned(0.7)[:8], step_rows()])
+def test_five_measurements_in_a_row_make_the_warning():
+    assert verdict(steps=aligned(0.1, newest=[0.5] * 5)).kind == "gradients_aligned"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        aligned(0.3), aligned(0.7, staleness=0.0), aligned(0.7)[:8], step_rows(), aligned(0.1, newest=[0.9] * 4),
+        aligned(0.9, newest=[0.49, 0.9, 0.9, 0.9, 0.9]), aligned(0.9, newest=[0.9, 0.9, None]),
+    ],
+)  # fmt: skip
 def test_gradients_are_no_warning_where_they_differ_or_nothing_is_stale_or_few_are_measured(steps):
     assert "gradients_aligned" not in {finding.kind for finding in diagnose(made_run(steps=steps))}

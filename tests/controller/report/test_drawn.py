@@ -45,7 +45,9 @@ def test_lost_tokens_and_both_verdicts_are_named() -> None:
     assert "Stale: 100 samples with 16,000 tokens." in found.words
     assert ("groups of data.mix.0", "25 %", "10 %") in found.lines
     (warning,) = [one for one in diagnose(run(lengths, sources)) if one.kind == "source_shift"]
-    assert warning.title == "The source data.mix.0 has 10 % of the trained groups, but 25 % of the drawn groups"
+    assert (
+        warning.title == "The source data.mix.0 has 10 % of the groups used for training, but 25 % of the drawn groups"
+    )
     even = {**sources, "shift_z": {"data.mix.0": 1.5, "data.train": -1.5}}
     found = comparison(run({**lengths, "shift_z": -1.0}, even))
     assert (

@@ -45,7 +45,7 @@ def test_answers_are_the_configs_or_those_given() -> None:
     ("changes", "words"),
     [
         ({"hardware__gpu": None}, "hardware.gpu: h100"),
-        ({"trainer": {"device": "cpu"}}, "must both be on GPUs"),
+        ({"trainer": {"device": "cpu"}}, "must both run on GPUs"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(changes: dict[str, Any], words: str) -> None:

@@ -302,7 +302,7 @@ def test_lengths_that_are_no_lengths_are_refused(text):
 def test_names_that_are_not_known_are_refused_with_the_nearest():
     with pytest.raises(UserError, match="did you mean 'h100'"):
         gpu_named("h1000")
-    with pytest.raises(UserError, match=r"is not a known name -> use one of qwen3-0\.6b, "):
+    with pytest.raises(UserError, match=r"is not a known model -> use one of qwen3-0\.6b, "):
         model_named("900b")
 
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_a_callback_is_refused_before_the_start(monkeypatch: pyte
     assert made.name == "callback Recorder"
     for name, words in (
         ("my_callbacks:Empty", "has none of the methods on_start, on_step"),
-        ("my_callbacks:Needy", "cannot be created without arguments"),
+        ("my_callbacks:Needy", "calling my_callbacks:Needy without arguments failed"),
         ("my_callbacks:Recoder", "did you mean my_callbacks:Recorder"),
         ("no_such_module_here:X", "cannot be imported"),
     ):

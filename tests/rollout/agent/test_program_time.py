@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from agent_policy import ASK, Policy
+from jumping_loop import run
 
 from rollout.agent.dialect import AgentRequest, BadRequest
 from rollout.agent.program_time import ProgramTime
 from rollout.agent.session import AgentSession, RequestName
 from rollout.agent.workflow import AgentWorkflow
 from rollout.chat.formats import FORMATS
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop without waiting: where nothing is ready, its clock jumps to the next timer."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        selector = selectors.DefaultSelector()
-        super().__init__(selector)
-        select = selector.select
-
-        def jump(timeout: float | None = None) -> Any:
-            found = select(0)
-            self.now_s += 0.0 if found else (timeout or 0.0)
-            return found
-
-        selector.select = jump  # type: ignore[method-assign]
-
-    def time(self) -> float:
-        return self.now_s
-
-
-def run(play: Coroutine[Any, Any, Any]) -> Any:
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        return runner.run(asyncio.wait_for(play, 1e6))
 
 
 def now_s() -> float:

@@ -12,10 +12,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from agent_policy import ADD, ASK, TEMPLATE, Policy, asked, until
+from agent_policy import ADD, ASK, TEMPLATE, Policy, asked
 from agent_policy import serving as training
 from aiohttp import web
 from chat_tokenizer import byte_tokenizer
+from jumping_loop import run
 
 from areal_like.errors import EngineError
 from areal_like.trajectory import Segment
@@ -237,24 +238,21 @@ def test_a_response_begins_with_comments_while_its_answer_waits(path: str, comme
 
 def test_comments_come_only_where_nothing_else_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "StreamResponse", Sent)
-    monkeypatch.setattr(streaming, "COMMENT_S", 3600.0)
     asked = DIALECTS[0].read(body_of(PATHS[0]), lambda index: [])
+    longer_s = 1.5 * streaming.COMMENT_S
 
-    async def send() -> tuple[str, str]:
+    async def send() -> list[int]:
         response = StreamedResponse(None, DIALECTS[0].stream(asked))  # type: ignore[arg-type]
+        seen = []
         async with response.waiting():
-            await asyncio.sleep(0)
-            await response.part(Part(Opening(0, 1, 3), "", "7"))
-            first = response.response.written  # type: ignore[union-attr]
-            monkeypatch.setattr(streaming, "COMMENT_S", 0.0)
-            response._sent_s = 0.0
-        async with response.waiting():
-            await until(lambda: response.response.written != first)  # type: ignore[union-attr]
-        return first, response.response.written  # type: ignore[union-attr]
+            for number, wait_s in enumerate((0.6 * streaming.COMMENT_S, 0.6 * streaming.COMMENT_S, longer_s)):
+                await asyncio.sleep(wait_s)
+                seen.append(response.response.written.count(COMMENT) if response.response else 0)
+                await response.part(Part(Opening(0, 1, 3), "", "7" * (number + 1)))
+        await asyncio.sleep(longer_s)
+        return [*seen, response.response.written.count(COMMENT)]  # type: ignore[union-attr]
 
-    first, then = asyncio.run(send())
-    assert COMMENT not in first
-    assert then.removeprefix(first).replace(COMMENT, "") == ""
+    assert run(send()) == [0, 0, 1, 1], "after the longest wait alone, and not after the block"
 
 
 def test_both_sdks_read_streams_that_begin_with_comments(comments_often: None) -> None:

@@ -225,7 +225,7 @@ def test_a_teacher_behind_an_endpoint_gives_the_log_probs_of_its_model(at_desk: 
 @pytest.mark.parametrize(
     ("behave", "words"),
     [
-        (lambda n, h, a: reply(h, {"choices": [{"text": "x"}], **USAGE}), "does not return log-probs of given tokens"),
+        (lambda n, h, a: reply(h, {"choices": [{"text": "x"}], **USAGE}), "does not return log-probs of prompt tokens"),
         (lambda n, h, a: reply(h, b"no such route", 404), "rejected the request: status 404"),
     ],
 )
@@ -277,7 +277,9 @@ def test_the_tokenizer_is_compared_at_each_start_but_not_in_a_replay_or_without_
         limits = {"max_tokens_total": 1, "on_exhausted": on_exhausted}
         at_desk(starts, models=[helper(other, **recorded, **limits)])  # its answers are recorded
     assert len(other.asked) == num_asked
-    assert caplog.text.count("is not compared, because the budget is used up (max_tokens_total: ") == 2
+    assert (
+        caplog.text.count("is not compared with the policy's, because the budget is used up (max_tokens_total: ") == 2
+    )
 
 
 def test_a_chat_endpoint_computes_no_log_probs(at_desk: Any, serve: Any) -> None:

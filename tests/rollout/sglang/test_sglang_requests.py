@@ -122,7 +122,7 @@ def test_a_request_the_server_refuses_ends_the_engine_and_not_the_lease(fake_wor
     async def body():
         fake_world.monkeypatch.setenv("FAKE_REFUSE_GENERATE", "1")
         async with fake_world.engine() as engine:
-            with pytest.raises(EngineError, match="rejects a valid request"):
+            with pytest.raises(EngineError, match="rejected a valid request"):
                 await engine.generate(fake_world.ask())
 
     fake_world.run(body())

@@ -221,7 +221,7 @@ def test_a_server_answers_nobody_without_its_random_key_which_no_command_line_sh
 def test_an_attached_server_must_be_of_the_known_version_and_fit():
     good = {"version": "0.5.23", "disable_overlap_schedule": True, "context_length": 100}
     check_server("u", good, "keep_kv", 100)
-    with pytest.raises(UserError, match=r"is SGLang 0\.5\.22"):
+    with pytest.raises(UserError, match=r"runs SGLang 0\.5\.22"):
         check_server("u", {**good, "version": "0.5.22"}, "recompute", 100)
     with pytest.raises(UserError, match="--disable-overlap-schedule"):
         check_server("u", {**good, "disable_overlap_schedule": False}, "keep_kv", 100)

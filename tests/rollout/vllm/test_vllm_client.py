@@ -81,8 +81,12 @@ def test_a_probe_has_the_log_probs_of_the_published_tensors(tmp_path: Path, is_t
         probes.append(probe)
     assert (len(probes[0].tokens), len(probes[0].logprobs)) == (16, 15)
     save_file({"model.norm.weight": torch.zeros(8)}, tmp_path / "model.safetensors")
-    with pytest.raises(WeightError, match="version 2 does not fit the model"):
+    with pytest.raises(WeightError, match=r"version 2 does not fit the model: the version has no tensor model\.embed"):
         made.make(2, tmp_path)
+    more = {"model.more.weight": torch.zeros(8), **dict(model.named_parameters())}
+    save_file({name: one.detach().clone() for name, one in more.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"version 3 does not fit the model: the model has no tensor model\.more"):
+        made.make(3, tmp_path)
 
 
 def test_a_probe_refuses_a_server_with_other_weights_or_no_numbers() -> None:

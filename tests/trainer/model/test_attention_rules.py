@@ -171,7 +171,7 @@ def test_flash_kernel_computes_without_dropout_and_as_deterministically_as_torch
         (
             "qwen3",
             {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
-            "of the unsupported kind sliding_attention",
+            "of unsupported types: sliding_attention",
         ),
         ("mistral", {"sliding_window": 8}, "uses sliding-window attention with a window of 8 tokens"),
     ],

@@ -76,7 +76,7 @@ def test_made_model_takes_vocabulary_and_special_ids_of_the_tokenizer() -> None:
         ({"model_type": "t5"}, "not a causal language model"),
         ({"model_type": None}, "no model_type"),
         ({"hidden_size": "wide"}, "hidden_size"),
-        ({"vocab_size": 4}, "less than the number of tokens of the tokenizer, 18"),
+        ({"vocab_size": 4}, "the vocabulary size is 4, but the tokenizer has 18 tokens"),
         ({"num_attention_heads": 0}, "correct"),
     ],
 )

@@ -124,9 +124,9 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_pair_loss(
     sizes = torch.tensor([float(size) for size, one in zip(GROUPS, losses, strict=True) if one is not None])
     value = (torch.stack([one for one in losses if one is not None]) * sizes).sum() / sum(GROUPS)
     value.backward()
-    for name, parameter in oracle.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(seen[name], parameter.grad, rtol=2e-3, atol=2e-5)
+    expected = torch.cat([one.grad.flatten() for one in oracle.parameters() if one.grad is not None])
+    found = torch.cat([seen[name].flatten() for name, one in oracle.named_parameters() if one.grad is not None])
+    assert float((found - expected).norm() / expected.norm()) < 1e-5  # computed in float32
     assert metrics_of_step["dpo_pairs"] > 0
 
 

@@ -90,7 +90,7 @@ def test_toy_loss_takes_the_place_of_the_clipped_term() -> None:
     ("source", "words"),
     [
         ("import no_such_thing", "cannot be imported"),
-        ("", "has no toy"),
+        ("", "has no attribute toy"),
         ("toy = 3", "is not callable"),
         ("def toy(x): return x", "failed on four tokens"),
         ("def toy(x, t): return x.mean()", "returned a tensor of shape [] for 4 tokens"),
@@ -236,6 +236,7 @@ def test_correction_of_the_users_is_checked(source: str, options: dict[str, Any]
     with pytest.raises(UserError) as caught:
         check_objective("toy_losses:mine", {"of": "loss", **section})
     assert words in caught.value.what
+    assert "trainer.loss.corrections" in str(caught.value)
 
 
 # ---------------------------------------------------------------- in a step
@@ -371,7 +372,7 @@ def test_advantage_and_loss_of_the_users_that_need_values_pass_the_check_with_a_
 @pytest.mark.parametrize(
     ("source", "options", "words"),
     [
-        ("", {}, "has no toy"),
+        ("", {}, "has no attribute toy"),
         ("def toy(s): return 1.0", {}, "returned an array of shape [] for 4 samples with 8 tokens"),
         ("def toy(s): return s.rewards_B / 0", {}, "not finite"),
         ("def toy(s): return s.x", {}, "failed on four samples (AttributeError"),

@@ -18,15 +18,16 @@ from ecosystem import REPOSITORY, interpreter_of
 
 from trainer.config import AdvantageSettings, LossSettings
 from trainer.objectives.advantage import advantages
+from trainer.objectives.advantages import distillation, online_dpo
 from trainer.objectives.aggregation import token_coefficients
 from trainer.objectives.loss import policy_loss
-from trainer.objectives.port import Sequences, TokenInputs
+from trainer.objectives.port import RewardedSamples, Sequences, TokenInputs
 from trainer.offline.config import DpoSettings
 from trainer.offline.objectives import bradley_terry_losses, preference_losses
 
 LENGTHS, GROUP_SIZE, MAX_NEW = (3, 7, 1, 5, 4, 6), 3, 8
 GROUPS = np.repeat([0, 1], GROUP_SIZE)
-NUM, SIZE = sum(LENGTHS), len(LENGTHS)
+NUM, SIZE, VOCABULARY = sum(LENGTHS), len(LENGTHS), 9
 OFF = {"mode": "off"}
 POPULATION = (1 - 1 / GROUP_SIZE) ** 0.5
 """Deviation of a group as ours has it over TRL's, which divides by n - 1; in a batch likewise."""
@@ -42,7 +43,9 @@ def numbers() -> Row:
         "b": b.tolist(), "p": (b + rng.normal(0, 0.3, NUM)).tolist(), "c": (b + rng.normal(0, 0.4, NUM)).tolist(),
         "r": (b + rng.normal(0, 0.5, NUM)).tolist(), "entropy": rng.exponential(1.0, NUM).tolist(),
         "advantages": [1.3, -0.7, 0.4, -1.1, 0.9, -0.2], "rewards": rng.normal(0, 1, SIZE).tolist(),
-        "scores": rng.normal(0, 1, SIZE).tolist(),
+        "scores": rng.normal(0, 1, SIZE).tolist(), "logits": rng.normal(0, 1, (NUM, VOCABULARY)).tolist(),
+        "teacher_logits": rng.normal(0, 1, (NUM, VOCABULARY)).tolist(),
+        "older_logits": rng.normal(0, 1, (NUM, VOCABULARY)).tolist(),
     }  # fmt: skip
 
 
@@ -149,6 +152,12 @@ PAIRS: dict[str, tuple[Row, Row]] = {
     "sigmoid": ({"loss_type": ["sigmoid"], "beta": 0.3}, {"loss": "sigmoid", "beta": 0.3}),
     "ipo": ({"loss_type": ["ipo"], "beta": 0.3}, {"loss": "ipo", "beta": 0.3}),
 }
+ONLINE_PAIRS: dict[str, tuple[Row, Row]] = {
+    "sigmoid": ({"loss_type": "sigmoid", "beta": 0.3}, {"loss": "sigmoid", "beta": 0.3}),
+    "ipo": ({"loss_type": "ipo", "beta": 0.3}, {"loss": "ipo", "beta": 0.3}),
+}
+DISTILLATIONS: dict[str, tuple[Row, float]] = {"GKD": ({"beta": 1.0, "lmbda": 1.0}, 1e-6), "Distillation": ({}, 1e-5)}
+"""TRL's trainers and options, and the tolerance: DistillationTrainer computes in float32."""
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +166,8 @@ def trl() -> dict[str, Row]:
     cases = {name: ("GRPO", {"beta": 0.0, **case.theirs}, case.given) for name, case in CASES.items()}
     cases |= {f"advantage {name}": (one[0], one[1], {}) for name, one in ADVANTAGES.items()}
     cases |= {f"pairs {name}": ("DPO", theirs, {}) for name, (theirs, _) in PAIRS.items()}
+    cases |= {f"online pairs {name}": ("OnlineDPO", theirs, {}) for name, (theirs, _) in ONLINE_PAIRS.items()}
+    cases |= {name: (name, theirs, {}) for name, (theirs, _) in DISTILLATIONS.items()}
     cases |= {"reward model": ("Reward", {"center_rewards_coefficient": None}, {})}
     command = [interpreter_of("trl"), "-P", str(REPOSITORY / "tests" / "fixtures" / "trl_side.py")]
     job = json.dumps({"data": DATA, "cases": cases})
@@ -230,5 +241,65 @@ def test_the_loss_of_a_reward_model_equals_trls(trl: dict[str, Row]) -> None:
     close(scores_B.grad, trl["reward model"]["gradient"])
 
 
-def close(ours: Any, theirs: Any) -> None:
-    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-6, atol=1e-9)
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ONLINE_PAIRS)
+def test_the_gradient_of_online_dpo_equals_trls(trl: dict[str, Row], name: str) -> None:
+    """Ours is of the first update of a step; TRL takes one update. Samples i and 3 + i answer the same prompt."""
+    options = {**ONLINE_PAIRS[name][1], "pairs": "best_worst"}
+    prompts_B = np.tile(np.arange(SIZE // 2), 2)
+    samples = RewardedSamples(
+        np.array(DATA["rewards"]), prompts_B, np.array(LENGTHS), start_N=np.array(DATA["c"]),
+        reference_N=np.array(DATA["r"]),
+    )  # fmt: skip
+    parsed = online_dpo.Options.model_validate(options)
+    settings = LossSettings.model_validate({"aggregation": "constant", "weight": OFF})
+    current_N = tensor(DATA["c"]).requires_grad_()
+    inputs = TokenInputs(
+        behaviour_N=tensor(DATA["b"]),
+        advantage_N=tensor(np.repeat(online_dpo.compute(samples, parsed), LENGTHS)),
+        staleness_N=torch.zeros(NUM),
+        coefficient_N=tensor(np.repeat(token_coefficients(LENGTHS, prompts_B.tolist(), settings), LENGTHS)),
+        proximal_N=tensor(DATA["c"]),
+    )
+    policy_loss(current_N, torch.zeros(NUM), inputs, settings)[0].backward()
+    theirs = trl[f"online pairs {name}"]
+    close(current_N.grad, theirs["gradient"])
+    assert np.abs(theirs["gradient"]).min() > 0
+    ours = online_dpo.metrics(samples, parsed)
+    assert parsed.beta * ours["dpo_margin"] == pytest.approx(theirs["margins"], rel=1e-6)
+    assert ours["dpo_accuracy"] == pytest.approx(theirs["accuracies"], rel=1e-6)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_stale", [False, True])
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_the_expected_gradient_of_distillation_equals_trls(trl: dict[str, Row], name: str, is_stale: bool) -> None:
+    """Every token of the vocabulary once, with the probability with which it is sampled. is_stale: by another policy,
+    whose tokens get an importance weight."""
+    settings = LossSettings.model_validate({"weight": {"mode": "exact"}})
+    logits_NV = tensor(DATA["logits"]).requires_grad_()
+    current_NV = torch.log_softmax(logits_NV, 1)
+    start_NV = current_NV.detach()
+    behaviour_NV = torch.log_softmax(tensor(DATA["older_logits"]), 1) if is_stale else start_NV
+    samples = RewardedSamples(
+        np.zeros(NUM), np.arange(NUM), np.full(NUM, VOCABULARY), start_N=start_NV.flatten().numpy(),
+        teacher_N=torch.log_softmax(tensor(DATA["teacher_logits"]), 1).flatten().numpy(),
+    )  # fmt: skip
+    advantage_N = tensor(distillation.compute(samples, distillation.Options()))
+    share_N = tensor(np.repeat(token_coefficients(LENGTHS, GROUPS.tolist(), settings), LENGTHS))
+    inputs = TokenInputs(
+        behaviour_N=behaviour_NV.flatten(),
+        advantage_N=advantage_N,
+        staleness_N=torch.zeros(NUM * VOCABULARY),
+        coefficient_N=(share_N[:, None] * behaviour_NV.exp()).flatten(),
+        proximal_N=start_NV.flatten(),
+    )
+    policy_loss(current_NV.flatten(), torch.zeros(NUM * VOCABULARY), inputs, settings)[0].backward()
+    tolerance = DISTILLATIONS[name][1]
+    close(logits_NV.grad, trl[name]["gradient"], tolerance)
+    divergence = -(share_N[:, None] * start_NV.exp()).flatten() @ advantage_N
+    assert divergence.item() == pytest.approx(trl[name]["loss"], rel=tolerance)
+
+
+def close(ours: Any, theirs: Any, tolerance: float = 1e-6) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=1e-3 * tolerance)

@@ -70,7 +70,7 @@ turn = st.tuples(st.integers(1, 3), st.sampled_from([-0.5, 0.0, 0.25, 1.0]))
 def test_groups_of_any_turns_match_the_oracle(samples: list[Turns], discount: float) -> None:
     group_ids = [number % 2 for number in range(len(samples))]
     expected = oracle(samples, group_ids, discount)
-    np.testing.assert_allclose(ours(samples, group_ids, discount=discount), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ours(samples, group_ids, discount=discount), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_good_turn_is_praised_in_an_episode_that_ends_badly() -> None:
@@ -97,7 +97,7 @@ def test_samples_without_turns_are_one_turn_as_in_grpo() -> None:
 def test_penalties_count_in_their_own_turn() -> None:
     samples, penalties = [[(1, 1.0), (2, 0.0)], [(2, 1.0), (1, 0.0)]], np.array([0.5, 0.0, 0.0, 0.0, 0.0, 0.25])
     expected = oracle([[(1, 0.5), (2, 0.0)], [(2, 1.0), (1, -0.25)]], [0, 0], 0.0)
-    np.testing.assert_allclose(ours(samples, [0, 0], penalties, discount=0.0), expected, rtol=1e-4)
+    np.testing.assert_allclose(ours(samples, [0, 0], penalties, discount=0.0), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_rewards_by_turn_are_scaled_as_whole_ones() -> None:

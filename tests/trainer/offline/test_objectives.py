@@ -70,6 +70,32 @@ def test_gradient_of_dpo_is_that_of_its_section_4(random: np.random.Generator) -
     np.testing.assert_allclose(rejected.grad.numpy(), weight, atol=1e-6)
 
 
+@pytest.mark.parametrize("loss", ["sigmoid", "smoothed", "ipo", "bradley_terry"])
+def test_gradients_are_those_of_finite_differences(random: np.random.Generator, loss: str) -> None:
+    settings = DpoSettings(
+        loss="ipo" if loss == "ipo" else "sigmoid", beta=0.3, label_smoothing=0.2 if loss == "smoothed" else 0.0
+    )
+    parts = [torch.from_numpy(random.normal(size=6)) for _ in range(4)]
+
+    def value(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
+        if loss == "bradley_terry":
+            return bradley_terry_losses(chosen, rejected).sum()
+        return preference_losses(chosen, rejected, parts[2], parts[3], settings).sum()
+
+    chosen, rejected = (part.clone().requires_grad_() for part in parts[:2])
+    found = torch.stack(torch.autograd.grad(value(chosen, rejected), (chosen, rejected)))
+    step, expected = 1e-6, torch.zeros(2, 6, dtype=torch.float64)
+    for side in range(2):
+        for place in range(6):
+            ends = []
+            for shift in (step, -step):
+                moved = [part.clone() for part in parts[:2]]
+                moved[side][place] += shift
+                ends.append(value(*moved))
+            expected[side, place] = (ends[0] - ends[1]) / (2 * step)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
 def test_bradley_terry_is_the_negative_log_likelihood_of_the_preference(random: np.random.Generator) -> None:
     chosen, rejected = random.normal(size=7), random.normal(size=7)
     expected = -np.log(np.exp(chosen) / (np.exp(chosen) + np.exp(rejected)))

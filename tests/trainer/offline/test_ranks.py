@@ -1,6 +1,6 @@
 """Two ranks train as one process: the same losses, evaluations and weights, and checkpoints that either continues.
 
-Real processes over gloo; one pair plays all scenes. Sums are taken in another order, which is all that differs.
+Real processes over gloo; one pair for each scene. Sums are taken in another order, which is all that differs.
 """
 
 from __future__ import annotations
@@ -62,34 +62,52 @@ def train(spec: OfflineSpec, until: int | None = None) -> None:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Every run of SCENES by one process (`one`) and by two ranks (`two`), and both continued by the other."""
-    root = tmp_path_factory.mktemp("ranks")
-    scenes = []
-    for name, facts in SCENES.items():
-        train(spec_of(root / "one" / name, **facts))
-        train(spec_of(root / "one-two" / name, **facts), until=2)
-        address = f"file://{root}/meeting"
-        two = {where: spec_of(root / where / name, ranks=2, ranks_address=address, **facts)
-               for where in ("two", "one-two", "two-one")}  # fmt: skip
-        scenes += [scene(two["two"]), scene(two["one-two"]), scene(two["two-one"], until=2)]
+def server() -> Iterator[JobServer]:
+    """All ranks of this file are forked from one process."""
+    made = JobServer(PRELOAD, Path(__file__).parents[1])
+    yield made
+    made.close()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "sft", "reward", "adapter", pytest.param("dpo", marks=pytest.mark.thorough("dpo")),
+        pytest.param("replicas", marks=pytest.mark.thorough("replicas")),
+    ],
+)  # fmt: skip
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a scene. The adapter's has the objective of `dpo`, and tests/trainer/test_layouts.py has replicas."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory, server: JobServer, name: str) -> Path:
+    """The run of a scene by one process (`one`) and by two ranks (`two`), and both continued by the other."""
+    root, facts = tmp_path_factory.mktemp("ranks"), SCENES[name]
+    train(spec_of(root / "one" / name, **facts))
+    train(spec_of(root / "one-two" / name, **facts), until=2)
+    address = f"file://{root}/meeting"
+    two = {where: spec_of(root / where / name, ranks=2, ranks_address=address, **facts)
+           for where in ("two", "one-two", "two-one")}  # fmt: skip
+    scenes = [scene(two["two"]), scene(two["one-two"]), scene(two["two-one"], until=2)]
     (root / "job.json").write_text(json.dumps(scenes))
-    server = JobServer(PRELOAD, Path(__file__).parents[1])
+    jobs = [
+        server.start("offline_rank_job", [str(root / "job.json"), str(rank)], root / f"rank-{rank}.log")
+        for rank in range(2)
+    ]
     try:
-        jobs = [
-            server.start("offline_rank_job", [str(root / "job.json"), str(rank)], root / f"rank-{rank}.log")
-            for rank in range(2)
-        ]
         for rank, job in enumerate(jobs):
             assert job.wait() == 0, (root / f"rank-{rank}.log").read_text(errors="replace")
-        for name, facts in SCENES.items():
-            train(spec_of(root / "two-one" / name, **facts))
-        yield root
     finally:
-        server.close()
+        for job in jobs:
+            job.kill()
+            job.wait()
+    train(spec_of(root / "two-one" / name, **facts))
+    return root
 
 
-pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("name", SCENES)]
+pytestmark = pytest.mark.e2e
 
 
 def same_weights(stage: Path, name: str, where: str) -> None:

@@ -117,7 +117,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
     folder = train(tmp_path, max_steps=1) / "final"
     build_tokenizer("bytes", None).save_pretrained(str(folder))
     (folder / "reward_model.json").unlink()  # as of a reward model from elsewhere
-    with pytest.raises(UserError, match=r"has 259 tokens, but the model has only 18"):
+    with pytest.raises(UserError, match=r"has 259 tokens, but the vocabulary of the model has only 18"):
         RewardModelScorer(RewardModelOptions(path=str(folder))).warm_up()
 
 

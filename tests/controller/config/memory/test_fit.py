@@ -159,4 +159,4 @@ def test_a_config_is_judged_by_the_gpu_it_names() -> None:
     assert any("of a GPU's 48 GB" in word and "gradient_checkpointing: true" in word for word in words), words
     config, (problem,) = build(config_of({"hardware.gpu": "h1000"}))
     assert config is None
-    assert "hardware.gpu: 'h1000' is not a known name; did you mean 'h100'?" in str(problem)
+    assert "hardware.gpu: 'h1000' is not a known GPU; did you mean 'h100'?" in str(problem)

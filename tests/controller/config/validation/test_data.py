@@ -49,7 +49,7 @@ def found(config: RunConfig) -> list[str]:
             "eval_sets.red_team: is the name of the set data.red_team",
         ),
         ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
-        ({"early_stop": {}}, "early_stop: requires evaluations"),
+        ({"early_stop": {}}, "early_stop: this key requires evaluations"),
         (
             {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},
             "early_stop.metric: no evaluation provides the metric `acuracy`.*accuracy",

@@ -72,15 +72,18 @@ def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], 
         ),
         ({**RIVAL, "trained": True}, "a run trains only one policy"),
         ({**JUDGE, "device": "tpu"}, "rollout.models.0.device: there is no device `tpu`"),
-        ({**ROLE, "num_slots": 4}, "rollout.models.0.num_slots: has no effect on a role of the policy"),
+        ({**ROLE, "num_slots": 4}, "rollout.models.0.num_slots: this key has no effect on a role of the policy"),
         (
             {**ROLE, "temperature": 0.5},
             "rollout.models.0.temperature: tokens sampled at temperature 0.5 cannot be used for training at "
             "temperature 1",
         ),
         ({**ROLE, "trained": False}, "rollout.models: the policy is called in the roles player, but none of these"),
-        ({**EXTERNAL, "path": "x"}, "rollout.models.0.path: has no effect on a model behind an endpoint"),
-        ({**EXTERNAL, "num_slots": 3}, "rollout.models.0.num_slots: has no effect on a model behind an endpoint"),
+        ({**EXTERNAL, "path": "x"}, "rollout.models.0.path: this key has no effect on a model behind an endpoint"),
+        (
+            {**EXTERNAL, "num_slots": 3},
+            "rollout.models.0.num_slots: this key has no effect on a model behind an endpoint",
+        ),
         ({**EXTERNAL, "trained": True}, "rollout.models.0.trained: a model behind an endpoint cannot be trained"),
     ],
 )

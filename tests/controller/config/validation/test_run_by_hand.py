@@ -93,19 +93,23 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
 @pytest.mark.parametrize(
     ("source", "key", "words"),
     [
-        ({}, "data.train", "specifies no source of rows"),
+        ({}, "data.train", "this section specifies no source of rows"),
         ({"path": "a", "dataset": "b"}, "data.train", "path and dataset are mutually exclusive"),
         ({"path": ""}, "data.train.path", "is empty"),
-        ({"path": "a", "split": "x"}, "data.train.split", "has no effect with data.train.path"),
-        ({"path": "a", "config": "x"}, "data.train.config", "has no effect with data.train.path"),
-        ({"path": "a", "options": {"x": 1}}, "data.train.options", "has no effect with data.train.path"),
-        ({"dataset": "a", "options": {"x": 1}}, "data.train.options", "has no effect with data.train.dataset"),
-        ({"generator": "running_sum", "config": "x"}, "data.train.config", "has no effect with data.train.generator"),
-        ({"generator": "running_sum", "columns": {"prompt": "x"}}, "data.train.columns", "has no effect with"),
+        ({"path": "a", "split": "x"}, "data.train.split", "this key has no effect with data.train.path"),
+        ({"path": "a", "config": "x"}, "data.train.config", "this key has no effect with data.train.path"),
+        ({"path": "a", "options": {"x": 1}}, "data.train.options", "this key has no effect with data.train.path"),
+        ({"dataset": "a", "options": {"x": 1}}, "data.train.options", "this key has no effect with data.train.dataset"),
+        (
+            {"generator": "running_sum", "config": "x"},
+            "data.train.config",
+            "this key has no effect with data.train.generator",
+        ),
+        ({"generator": "running_sum", "columns": {"prompt": "x"}}, "data.train.columns", "this key has no effect with"),
         (
             {"path": "a", "columns": {"promt": "x"}},
             "data.train.columns.promt",
-            "is not a role to which a column can be mapped",
+            "this key is not a role to which a column can be mapped",
         ),
         ({"path": "a", "columns": {"prompt": None}}, "data.train.columns.prompt", "must be the name of a column"),
         (
@@ -114,7 +118,11 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
             "prompt and messages are mutually exclusive",
         ),
         ({"generator": "runing_sum"}, "data.train.generator", "there is no generator `runing_sum`"),
-        ({"path": "a", "template": "{{ x }}", "columns": {"prompt": "x"}}, "data.train.template", "defines the prompt"),
+        (
+            {"path": "a", "template": "{{ x }}", "columns": {"prompt": "x"}},
+            "data.train.template",
+            "this key defines the prompt",
+        ),
         ({"path": "a", "template": "{{ x"}, "data.train.template", ""),
     ],
 )

@@ -135,7 +135,7 @@ def change_result(inside: Path, change: Callable[[dict[str, Any]], Any]) -> None
         ),
         (
             lambda inside, facts: change_result(inside, lambda result: result.update(gradients=[1])),
-            "result.json does not contain the gradients of each tensor",
+            "result.json does not list the gradients by tensor",
         ),
         (lambda inside, facts: (inside / "before" / "pytorch_model.bin").write_bytes(b""), "may be a pickle"),
     ],
