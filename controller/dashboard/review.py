@@ -45,7 +45,9 @@ class ReviewFile:
         """Raises UserError: the file cannot be read, or is no review."""
         read_review(path)
         self.path = path
-        self._stamp, self._lines = _stamp(path), path.read_text(encoding="utf-8").splitlines()
+        self._stamp = _stamp(path)
+        with path.open(encoding="utf-8") as lines:  # splitlines() would also split at signs within a text
+            self._lines = [line.rstrip("\n") for line in lines]
         self._entries: dict[int, dict[str, Any]] = {
             number: json.loads(line) for number, line in enumerate(self._lines) if line.strip()
         }
@@ -78,6 +80,7 @@ class ReviewFile:
         shutil.copymode(self.path, fresh)
         flush_to_disk(fresh)
         fresh.replace(self.path)
+        flush_to_disk(self.path.parent)
         self._lines, self._entries[number], self._stamp = lines, entry, _stamp(self.path)
 
     def counts(self) -> Counter[str]:

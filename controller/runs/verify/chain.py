@@ -197,7 +197,7 @@ def _check_payloads(db: sqlite3.Connection, chain: Chain, run_dir: Path, since: 
         for payload in payloads:
             if payload.file is None:
                 chain.num_purged += 1
-                if payload.first_file in used - {None} and payload.group_id not in erased:
+                if payload.first_file is not None and payload.first_file in used and payload.group_id not in erased:
                     chain.breaks.append(
                         f"{payload.words} is recorded as removed, but {segments.path(payload.first_file)} is in use"
                     )
