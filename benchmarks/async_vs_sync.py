@@ -42,7 +42,8 @@ from benchmarks.contenders import APART, EMULATED, FORCED, PLANNED, Contender, E
 from benchmarks.folders import RESULTS
 from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, parse_job
 from benchmarks.publishing import chosen
-from benchmarks.runs import JobFailed, command_of, mean_interval, parts_with, train, write
+from benchmarks.runs import JobFailed, command_of, parts_with, train, write
+from benchmarks.spreads import mean_interval
 from benchmarks.steady import alone, figures, refuse_distorted, time_to, window_of
 from controller.config.loading import load_config
 from controller.config.run_config import RunConfig

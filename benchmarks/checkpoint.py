@@ -38,7 +38,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.wire import messages as m
 from benchmarks.packing import MODEL, PROMPT, made_samples
-from benchmarks.runs import mean_interval, write
+from benchmarks.runs import write
+from benchmarks.spreads import mean_interval
 from trainer.activity import Activity
 from trainer.export import write_model
 from trainer.model.tokenizers import build_tokenizer

@@ -6,12 +6,13 @@
     python -m benchmarks.diagnosis --keep FOLDER    keeps run folders there; one that exists is only judged
 
 Each set-up (diagnosis_set_ups.py) is a command as a user types it, with all its processes, in a separate folder. Then
-the first finding of `areal-like status RUN --why --json` is read. Four results are possible:
+the first finding of `areal-like status RUN --why --json` is read. Five results are possible:
 
     right         the first finding has an expected kind
     miss          a faulty run whose first finding is not an alarm (severity good or info)
     wrong cause   a faulty run whose first finding is another alarm
     false alarm   a healthy run whose first finding is an alarm, or a verdict that it must not have
+    not judged    other programs used the machine so much that waits are not judged (machine_busy)
 
 Exit status 1 if any result is not right.
 """
@@ -39,7 +40,7 @@ from areal_like.guard import tied
 from benchmarks.diagnosis_set_ups import FILES, QUICK, SET_UPS, SetUp
 from benchmarks.runs import command_of, environment, write
 from controller.launch.forked import SHARED
-from controller.wiring.process_specs import PRELOAD
+from controller.wiring.preload import PRELOAD
 
 LIMIT_S = 1800.0
 """Time limit of one command; only ends one that hangs."""
@@ -162,9 +163,11 @@ def judge(set_up: SetUp, folder: Path) -> dict[str, Any]:
 
 
 def result_of(set_up: SetUp, kind: str, severity: str) -> str:
-    """`right`, `miss`, `wrong cause` or `false alarm`."""
+    """`right`, `miss`, `wrong cause`, `false alarm` or `not judged`."""
     if kind in set_up.expected:
         return "right"
+    if kind == "machine_busy":
+        return "not judged"
     if not set_up.is_sick:
         return "false alarm"
     return "wrong cause" if severity in ALARMS else "miss"

@@ -46,7 +46,8 @@ from areal_like.weights.weight_store import WeightStore
 from areal_like.wire.messages import Sampling
 from benchmarks.measured import INTEGERS
 from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import command_of, median_spread, write
+from benchmarks.runs import command_of, write
+from benchmarks.spreads import median_spread
 from benchmarks.sums import VOCABULARY, encoded, random_tokens, texts
 from benchmarks.tables.form import ranged
 from rollout.config import EngineSettings

@@ -31,7 +31,8 @@ from benchmarks.contenders import Emulated
 from benchmarks.folders import RESULTS
 from benchmarks.measured import INTEGERS, NUMBERS, Measured, add_job, add_options, parse_job
 from benchmarks.publishing import chosen
-from benchmarks.runs import command_of, mean_interval, parts_with, train, write
+from benchmarks.runs import command_of, parts_with, train, write
+from benchmarks.spreads import mean_interval
 from benchmarks.steady import figures, refuse_distorted
 
 RESULT = RESULTS / "interruption.json"

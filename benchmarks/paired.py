@@ -16,7 +16,8 @@ from typing import Any
 
 from benchmarks.measured import INTEGERS, Measured, add_job, add_options, parse_job
 from benchmarks.publishing import result_path
-from benchmarks.runs import command_of, half_words, mean_interval, write
+from benchmarks.runs import command_of, write
+from benchmarks.spreads import half_words, mean_interval
 
 MEANS = ("accuracy_after", "samples_per_s", "tokens_per_s")
 KEYS = ("accuracy_before", *MEANS, "train_wall_s", "trainer_wait_share", "rollout_idle_share", "staleness_mean",

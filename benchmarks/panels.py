@@ -418,6 +418,15 @@ def _equalities(result: Result) -> list[Panel]:
     ]
 
 
+def _regeneration(result: Result) -> list[Panel]:
+    others = ("different_tokens", "different_logprobs", "different_ends")
+    series = [
+        Series("ties", [one["ties"] for one in result["seeds"]]),
+        Series("other differences", [sum(one[name] for name in others) for one in result["seeds"]]),
+    ]
+    return [Panel("tokens that differ", [f"seed {one['seed']}" for one in result["seeds"]], series)]
+
+
 def _chaos(result: Result) -> list[Panel]:
     names = sorted({fault["fault"] for fault in result["faults"]})
     times = {
@@ -476,6 +485,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "row_order": _row_order,
     "preference": _preference,
     "quickstart": _quickstart,
+    "regeneration": _regeneration,
     "reward": _reward,
     "reward_rates": _reward_rates,
     "reward_service": _reward_service,

@@ -37,7 +37,8 @@ from areal_like.tasks import running_sum
 from benchmarks.folders import REPOSITORY
 from benchmarks.measured import INTEGERS, TEXTS, Measured, add_options
 from benchmarks.publishing import result_path
-from benchmarks.runs import command_of, environment, mean_interval, train, write
+from benchmarks.runs import command_of, environment, train, write
+from benchmarks.spreads import mean_interval
 from benchmarks.steady import crossing, curve_of, rate_until
 from benchmarks.tables.form import ratio_words
 from controller.wiring.process_specs import num_cores

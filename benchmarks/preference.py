@@ -25,7 +25,8 @@ from typing import Any
 from areal_like.metrics import read_jsonl
 from benchmarks.measured import INTEGERS, Measured, add_options
 from benchmarks.publishing import result_path
-from benchmarks.runs import command_of, spread_of, write
+from benchmarks.runs import command_of, write
+from benchmarks.spreads import spread_of
 from controller.config.offline_config import Objective
 from controller.config.offline_loading import load_offline
 from controller.run_folder.run_folder import RunFolder

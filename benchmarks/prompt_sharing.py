@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from benchmarks.engine_cores import core_with, job_and_model, parse, publish
-from benchmarks.runs import median_spread
+from benchmarks.spreads import median_spread
 from benchmarks.sums import encoded, random_tokens, texts
 from benchmarks.tables.form import ranged
 from rollout.engine.port import GenerationRequest

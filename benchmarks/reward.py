@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.publishing import add_replace, result_path
-from benchmarks.runs import command_of, median_spread, write
+from benchmarks.runs import command_of, write
+from benchmarks.spreads import median_spread
 from services.processes.framing import frame
 from services.reward.code_options import CodeOptions
 from services.reward.config import RewardSettings

@@ -27,7 +27,8 @@ from typing import Any
 from benchmarks.measured import add_job, parse_job
 from benchmarks.paced import Lengths, Pace, PacedRun
 from benchmarks.publishing import RUNS, add_replace, result_path
-from benchmarks.runs import command_of, half_words, mean_interval, train, write
+from benchmarks.runs import command_of, train, write
+from benchmarks.spreads import half_words, mean_interval
 from controller.coordinator.settings import CoordinatorSettings
 
 POLICIES: dict[str, dict[str, Any]] = {

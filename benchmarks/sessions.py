@@ -29,7 +29,7 @@ from areal_like.tasks.tool_sum import rows
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
 from benchmarks.engine_cores import core_with, job_and_model, parse, publish
-from benchmarks.runs import median_spread
+from benchmarks.spreads import median_spread
 from benchmarks.sums import random_tokens
 from benchmarks.tables.form import ranged
 from rollout.engine.core import GenerationCore

@@ -41,7 +41,8 @@ from benchmarks.measured import (
     parse_job,
 )
 from benchmarks.publishing import next_to_runs, result_path
-from benchmarks.runs import command_of, mean_interval, spread_of, train, write
+from benchmarks.runs import command_of, train, write
+from benchmarks.spreads import mean_interval, spread_of
 from benchmarks.sweep import KEYS, print_sweep, summarise, sweep
 from benchmarks.tables.form import ranged
 from benchmarks.warning import warning_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measured import Measured
-from benchmarks.runs import spread_of
+from benchmarks.spreads import spread_of
 from benchmarks.tables.form import SHOWN, spread_cell
 
 KEYS = ("accuracy_before", "accuracy_after", "samples_per_s", "tokens_per_s", "train_wall_s", "trainer_wait_share",

@@ -40,7 +40,8 @@ from areal_like.guard import tied
 from areal_like.process import command_words
 from benchmarks.measured import add_job, parse_job
 from benchmarks.publishing import RUNS, add_replace, result_path
-from benchmarks.runs import command_of, environment, half_words, mean_interval, write
+from benchmarks.runs import command_of, environment, write
+from benchmarks.spreads import half_words, mean_interval
 
 FIRST_STEP = 2
 """Counting begins after this step, when processes have started and the pipeline is full."""

@@ -20,6 +20,18 @@ from rollout.transcript import Answer, EndedBy, Transcript
 
 STOP_IDS: tuple[EndedBy, ...] = ("end_of_sequence", "stop_token")
 STOPS: tuple[EndedBy, ...] = (*STOP_IDS, "stop_string")
+_TURN_SEED_STEP = 0x9E3779B97F4A7C15
+"""Odd 64-bit constant (golden ratio): turns of one sample draw from separate random streams."""
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """Key of the random stream of an answer: of the sample's seed, and the answer's number in the sample.
+
+    Example:
+        >>> turn_seed(7, 0), turn_seed(7, 1) != turn_seed(7, 2)
+        (7, True)
+    """
+    return (seed + turn * _TURN_SEED_STEP) % 2**63 if turn else seed
 
 
 @dataclass(eq=False)

@@ -19,8 +19,9 @@ Interruption = Literal["recompute", "keep_kv", "drain"]
 """Handling of running answers when a new version is swapped in."""
 
 
+SINGLE_TURN = "single_turn"
 BUILT_IN_WORKFLOWS = {
-    "single_turn": "rollout.workflow:SingleTurn",
+    SINGLE_TURN: "rollout.workflow:SingleTurn",
     "environment": "rollout.episode:EnvironmentWorkflow",
     "tools": "rollout.tool_episode:ToolWorkflow",
     "agent": "rollout.agent.workflow:AgentWorkflow",
@@ -192,7 +193,7 @@ class RolloutSettings(Settings):
     """
     routing: RoutingSettings = RoutingSettings()
     """How samples are assigned to workers; no effect with a single worker."""
-    workflow: str = "single_turn"
+    workflow: str = SINGLE_TURN
     """How one sample is produced: `single_turn`, `environment` (turns in `reward.environment`), `tools` (calls of tools
     that `reward.environment` runs), `agent` (a program that calls the policy through OpenAI's or Anthropic's API),
     `traffic` (conversations of clients outside the run), `tool_sum` (running sums with a calculator), or your own

@@ -27,7 +27,7 @@ from areal_like.trajectory import Segment, Trajectory
 from areal_like.verdict import MAX_REASON_CHARS, REFUSED, Verdict
 from areal_like.wire.messages import ReturnReason, SampleTask, Sampling
 from rollout.activity import Phase
-from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens
+from rollout.answering import STOPS, PolicyCall, answer_of, call_sampling, end_of, prompt_tokens, turn_seed
 from rollout.engine.port import GenerationOutcome, GenerationRequest
 from rollout.environment_client import EnvironmentEpisode
 from rollout.model_settings import MODELS_KEY, CalledModelSettings
@@ -42,8 +42,6 @@ from rollout.workflow import Resumed, Sample, SampleCut
 
 SHORTEST_S = 2e-6
 """Shortest slice that an arrow can start from; the timeline has a resolution of microseconds."""
-_TURN_SEED_STEP = 0x9E3779B97F4A7C15
-"""Odd 64-bit constant (golden ratio): turns of one sample draw from separate random streams."""
 
 
 def printable(text: str) -> str:
@@ -390,7 +388,7 @@ class SampleRun:
             prompt_P=prompt_P,
             prefix=answer,
             sampling=sampling,
-            seed=(task.seed + turn * _TURN_SEED_STEP) % 2**63 if turn else task.seed,
+            seed=turn_seed(task.seed, turn),
             segment_tokens=left,
             share_key=self._share_key() if turn == 0 else -1,
             session_key=-1 if self.is_resumable else self._session_key(role),

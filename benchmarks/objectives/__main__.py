@@ -31,7 +31,8 @@ from benchmarks.objectives.jobs import Jobs, curve, gradients, pool_of
 from benchmarks.objectives.task import SMALLEST, TASKS, Task
 from benchmarks.objectives.variants import VARIANTS
 from benchmarks.publishing import next_to_runs
-from benchmarks.runs import command_of, mean_interval, parts_with, write
+from benchmarks.runs import command_of, parts_with, write
+from benchmarks.spreads import mean_interval
 
 QUESTION = "objectives"
 LAGS, SEEDS, RATES = (

@@ -12,7 +12,8 @@ from typing import Any
 from areal_like.metrics import read_jsonl
 from benchmarks.measured import Measured
 from benchmarks.objectives.task import CONFIG
-from benchmarks.runs import mean_interval, train
+from benchmarks.runs import train
+from benchmarks.spreads import mean_interval
 from controller.run_folder.run_folder import RunFolder
 
 OFF = 'trainer.loss.weight.mode="off"'
@@ -63,7 +64,7 @@ def _job(measured: Measured, name: str, seed: int, runs_dir: Path, done: dict[st
         return done[name]
     teacher = ""
     if any(TEACHER in one for one in JOBS[name]):
-        teacher = str(Path(_job(measured, "decoupled_ppo", seed, runs_dir, done)["folder"]) / "final")
+        teacher = str(runs_dir / _job(measured, "decoupled_ppo", seed, runs_dir, done)["folder"] / "final")
     settings = [f"seed={seed}", "metrics.report=false", *(one.replace(TEACHER, teacher) for one in JOBS[name])]
 
     def run() -> Row:
@@ -71,7 +72,7 @@ def _job(measured: Measured, name: str, seed: int, runs_dir: Path, done: dict[st
         folder = Path(summary["folder"])
         evals = [row for row in read_jsonl(RunFolder(folder).metrics) if row.get("kind") == "eval"]
         curve = [(row["version"], row["accuracy"]) for row in evals]
-        return {"folder": str(folder), "curve": curve, **{key: summary[key] for key in KEYS}}
+        return {"folder": folder.name, "curve": curve, **{key: summary[key] for key in KEYS}}
 
     done[name] = measured.row([str(CONFIG), *settings], run)
     return done[name]

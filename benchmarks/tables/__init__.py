@@ -47,6 +47,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.chaos,
         parts.equalities,
         parts.capsules,
+        parts.regeneration,
         parts.learning_curves,
         turns.tool_sum,
         turns.transcripts,

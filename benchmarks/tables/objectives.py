@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.runs import mean_interval
+from benchmarks.spreads import mean_interval
 from benchmarks.tables.form import Result, table
 
 

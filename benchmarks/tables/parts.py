@@ -436,6 +436,24 @@ def capsules(result: Result) -> str:
     return f"{table(head, rows)}\n\n{cpu:.1f} minutes of processor time in {wall:.1f} minutes, with the runs."
 
 
+def regeneration(result: Result) -> str:
+    """One line for each seed: tokens that were drawn again, ties and other differences."""
+    rows = [
+        (str(row["seed"]), f"{row['samples']:,}", f"{row['mixed']:,}", f"{row['tokens_drawn']:,}",
+         f"{row['versions']} ({row['versions_replayed']})", str(row["ties"]),
+         str(row["different_tokens"] + row["different_logprobs"] + row["different_ends"]),
+         f"{row['largest_gap_nats']:.1e}", f"{row['wall_s']:.0f}")
+        for row in result["seeds"]
+    ]  # fmt: skip
+    head = (
+        "seed", "samples", "of several versions", "tokens", "versions (made again)", "ties", "other differences",
+        "largest difference of a log-prob, nats", "s",
+    )  # fmt: skip
+    tokens = sum(row["tokens_drawn"] for row in result["seeds"])
+    ties = sum(row["ties"] for row in result["seeds"])
+    return f"{table(head, rows)}\n\n{tokens:,} tokens in all, {ties} of them ties."
+
+
 def learning_curves(result: Result) -> str:
     """One line for each run: accuracy by step."""
     lines = []

@@ -18,7 +18,7 @@ def probe_faults(result: Result) -> str:
 
 def diagnosis(result: Result) -> str:
     """Results by class of set-up, then one line for each set-up: the expected and the actual first finding."""
-    kinds = ("right", "miss", "wrong cause", "false alarm")
+    kinds = ("right", "miss", "wrong cause", "false alarm", "not judged")
     summed = [(name, *(str(count.get(kind, 0)) for kind in kinds)) for name, count in result["counts"].items()]
     rows = [
         ("sick" if row["is_sick"] else "healthy", row["set_up"] + (" (unseen)" if row["is_unseen"] else ""),

@@ -121,6 +121,20 @@ def _run(arguments: argparse.Namespace) -> int:
         if offline_jobs.is_offline_run(folder):
             return offline_jobs.resume(folder)
         return jobs.resume(folder.root, accept_loss=arguments.accept_loss, past_early_stop=arguments.past_early_stop)
+    if command == "train":
+        from controller.launch import early
+
+        early.start()
+        try:
+            return _run_config(arguments)
+        finally:
+            early.discard()
+    return _run_config(arguments)
+
+
+def _run_config(arguments: argparse.Namespace) -> int:
+    """Run a command that takes a configuration."""
+    command = arguments.command
     if _is_offline(arguments):
         return _run_offline(arguments)
 

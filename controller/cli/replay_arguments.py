@@ -16,10 +16,14 @@ examples:
   areal-like replay quickstart                 all steps, from the starting model
   areal-like replay quickstart --from 60       from the newest kept checkpoint up to version 60
   areal-like replay step_8.capsule             one step, on any machine
+  areal-like replay quickstart --engine        the answers, drawn again under the versions stamped on their tokens
 
 A replay of a run compares the metrics of every step, every kept checkpoint with its optimizer state, and the final
 policy. A replay of a capsule compares the gradients, the metrics, and the weights and optimizer state after the step.
 Nothing is written to the run.
+
+With --engine the recorded answers are compared instead: each token is drawn again with the weights that sampled it,
+which are those of a checkpoint or of a replay of the trainer. Tokens that differ only by rounding are counted as ties.
 
 A replay needs the tokens of its steps (ledger.keep_mb), the starting model or a checkpoint, and the same kind of
 hardware and package versions; differences are reported. On a GPU, some kernels add numbers in a different order each
@@ -68,6 +72,16 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
     replay.add_argument(
         "--to", dest="last", type=whole, metavar="STEP", help="last step to repeat (default: the last step of the run)"
     )
+    replay.add_argument(
+        "--engine", action="store_true",
+        help="draw the recorded answers again and compare tokens and log-probs; --from and --to then choose the steps "
+        "that trained on them",
+    )  # fmt: skip
+    replay.add_argument(
+        "--samples", type=whole, metavar="N",
+        help="with --engine, compare only N samples, chosen at random but the same each time (default: all)",
+    )  # fmt: skip
+    replay.add_argument("--json", action="store_true", help="with --engine, print one JSON object")
     whatif = command(
         commands, "whatif", "evaluate changed settings on the recorded data of a run", _WHATIF_EPILOG,
         "For a run that has ended, train on its recorded batches with changed settings and compare each step with the "

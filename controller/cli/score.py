@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from areal_like.errors import OperationError, UserError
 from controller.config.yaml_document import parse_value
-from controller.launch.local import child_environment
+from controller.launch.environments import child_environment
 from controller.wiring.process_specs import num_cores
 from controller.wiring.scoring import ScoreStatus, score_rows
 

@@ -33,7 +33,7 @@ from areal_like.transport.ports import can_listen
 from areal_like.weights.adapter_folder import AdapterFolder, base_problem, read_adapter
 from areal_like.weights.weight_store import WeightStore
 from controller.config import model_folder
-from controller.launch.local import child_environment
+from controller.launch.environments import child_environment
 from controller.launch.short_process import run_module
 from controller.preflight.chat_format import chat_template
 from controller.run_folder.locate import find_run_to_read

@@ -462,9 +462,7 @@ class RunConfig(Settings):
     @property
     def train_sampling(self) -> Sampling:
         """`sampling` in the form sent with a task"""
-        fields = self.sampling.model_dump(exclude={"forced_lengths", "stop"})
-        is_forced = self.sampling.forced_lengths is not None
-        return Sampling(**fields, stop=() if is_forced else self._stop, ignore_eos=is_forced)
+        return task_sampling(self.sampling.model_copy(update={"stop": self._stop}))
 
     @property
     def eval_sampling(self) -> Sampling:
@@ -482,6 +480,13 @@ class RunConfig(Settings):
     def _stop(self) -> tuple[str, ...]:
         """Emulated devices write no text that could be looked at."""
         return () if self.emulation is not None else self.sampling.stop
+
+
+def task_sampling(settings: SamplingSettings) -> Sampling:
+    """The section `sampling` in the form sent with a task of training."""
+    fields = settings.model_dump(exclude={"forced_lengths", "stop"})
+    is_forced = settings.forced_lengths is not None
+    return Sampling(**fields, stop=() if is_forced else settings.stop, ignore_eos=is_forced)
 
 
 def _filled(section: Any, key: str, value: object) -> Any:

@@ -13,6 +13,7 @@ import msgspec
 NoteKind = Literal[
     "draining",
     "duplicate",
+    "erased",
     "eval_dropped",
     "eval_refused",
     "eval_rejected",
@@ -51,6 +52,7 @@ LOGGED = NoteHandling()
 HANDLING: Mapping[NoteKind, NoteHandling] = {
     "draining": NoteHandling(is_shown=True, is_traced=True, is_recorded=True),
     "duplicate": LOGGED,
+    "erased": LOGGED,  # recorded by the ledger itself, when rows are erased
     "eval_dropped": LOGGED,  # displayed when the server handles EvalDropped
     "eval_refused": LOGGED,
     "eval_rejected": LOGGED,

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from areal_like.errors import UserError, first_line
 from controller.dashboard.access import COOKIE, HEADERS, TOKEN_HEADER, Access
@@ -19,7 +20,6 @@ from controller.dashboard.pages import STATIC, asset, refusal_page
 
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 def guarded(access: Access, command: str) -> Middleware:

@@ -9,6 +9,7 @@ from controller.config.launcher_descriptor import KIND_KEY
 from controller.config.launchers import launcher_of
 from controller.config.problems import Problem
 from controller.config.run_config import RunConfig
+from controller.launch import early
 from controller.launch.launcher import Launcher
 from controller.run_folder.run_folder import RunFolder
 
@@ -27,6 +28,8 @@ class Survey:
 def launcher_for(config: RunConfig, folder: RunFolder) -> Launcher:
     """Make the launcher of `launch.kind`, not opened yet. Raises UserError if it cannot be imported."""
     launcher: Launcher = import_object(launcher_of(config).factory, KIND_KEY)(config, folder)
+    if not launcher.is_forking:
+        early.discard()
     return launcher
 
 

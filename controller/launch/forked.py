@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.forkserver import peer_uid
+from controller.launch.early import SHARED, EarlyServer, take
 from controller.launch.pids import LocalPid, exit_status, is_stopped, start_python
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ REPORT_S = 1.0
 """Time within which the server must report an exit that the kernel has reported; else it is unresponsive."""
 CLOSE_S = 5.0
 """Time limit for a killed server to exit."""
-SHARED = "AREAL_LIKE_FORKSERVER"
-"""Environment variable: address of a fork server that is shared by many runs (for a series of short ones)."""
 KILLED = -int(signal.SIGKILL)
 
 
@@ -103,7 +102,7 @@ class Forker:
         """`say`: informs the user if processes are started without the fork server."""
         self._log_path, self._say = log_path, say
         self._preload = list(preload)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | EarlyServer | None = None
         self._listening: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._ready = asyncio.Event()
@@ -119,7 +118,9 @@ class Forker:
         """Number of abandoned requests that may still be answered."""
 
     async def open(self, environment: Mapping[str, str]) -> None:
-        """Start the server, which imports in the background, or use the shared one at SHARED. Raises OSError."""
+        """Start the server, which imports in the background, or use the one that was started early, or the shared one
+        at SHARED. Raises OSError.
+        """
         if shared := os.environ.get(SHARED):
             async with asyncio.timeout(ANSWER_S):
                 reader, self._writer = await asyncio.open_unix_connection(shared)
@@ -127,6 +128,11 @@ class Forker:
                 self._writer.close()
                 raise PermissionError(f"{shared}: this fork server belongs to another user")
             self._server_pid = _peer_of(self._writer)
+            self._listening = asyncio.create_task(self._listen(reader))
+            return
+        if early := take(self._preload):
+            self._process, self._server_pid = early, early.pid
+            reader, self._writer = await asyncio.open_unix_connection(sock=early.connection)
             self._listening = asyncio.create_task(self._listen(reader))
             return
         ours, theirs = socket.socketpair()
@@ -194,6 +200,8 @@ class Forker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self._process.wait()
+            if isinstance(self._process, EarlyServer):
+                self._process.write_output(self._log_path)
         if self._listening is not None:
             await asyncio.wait([self._listening], timeout=CLOSE_S)
 

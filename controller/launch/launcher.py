@@ -99,6 +99,9 @@ def tail_of(log_path: Path, num_lines: int = 15, *, start: int = 0) -> str:
 class Launcher(ABC):
     """Processes of one run, by name. `open` before the first start, `close` when all are stopped."""
 
+    is_forking = False
+    """Whether it forks processes from one that has imported their modules."""
+
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self.user_path = Path.cwd()
@@ -160,13 +163,22 @@ class Launcher(ABC):
 
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time of every process for which it is known, including descendants, and of this process."""
-        here = {os.getpid(): CONTROLLER} | {
-            child.process.pid: name for name, child in self._children.items() if isinstance(child.process, LocalPid)
-        }
+        here = self._here()
         spent = processor.cpu_seconds(here, starter=os.getpid())
         used = {name: child.process.cpu_s for name, child in self._children.items() if name not in here.values()}
         return {here[pid]: seconds for pid, seconds in spent.items()} | {
             name: seconds for name, seconds in used.items() if seconds is not None
+        }
+
+    def queue_seconds(self) -> dict[str, float]:
+        """Seconds that threads of each process of this machine waited for a core; empty where this is unknown."""
+        here = self._here()
+        return {here[pid]: seconds for pid, seconds in processor.queue_seconds(here).items()}
+
+    def _here(self) -> dict[int, str]:
+        """Processes of this machine by id, including this one."""
+        return {os.getpid(): CONTROLLER} | {
+            child.process.pid: name for name, child in self._children.items() if isinstance(child.process, LocalPid)
         }
 
     def log_of(self, name: str) -> Path:

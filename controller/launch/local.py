@@ -9,43 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from areal_like.device_names import names_cpu
-from areal_like.import_check import USER_PATH
 from areal_like.transport.ports import unused_port
 from controller.config.run_config import RunConfig
+from controller.launch.environments import child_environment
 from controller.launch.forked import Forker, ForkServerGone
 from controller.launch.launcher import Launcher, Say, Spawned
 from controller.launch.pids import LocalPid, start_python
 from controller.run_folder.run_folder import RunFolder
-from controller.wiring.process_specs import FORKED, PRELOAD
+from controller.wiring.preload import PRELOAD
+from controller.wiring.process_specs import FORKED
 
 log = logging.getLogger(__name__)
-
-
-def child_environment(num_threads: int, *, user_path: Path) -> dict[str, str]:
-    """Environment of a child: this installation first on its path, the user's folder last, and its number of
-    threads.
-    """
-    import areal_like
-
-    installation = Path(areal_like.__file__).resolve().parent.parent
-    environment = dict(os.environ)
-    inherited = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(installation), *inherited]))
-    environment[USER_PATH] = str(user_path)
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment["TOKENIZERS_PARALLELISM"] = "false"
-    for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-        environment[key] = str(num_threads)
-    # Threads that wait for another thread must not spin for long: with one other busy process on two cores a step took
-    # 25 times as long with the default, and no longer than usual with this setting.
-    environment.setdefault("GOMP_SPINCOUNT", "10000")
-    return environment
 
 
 class LocalProcess(LocalPid):
@@ -79,6 +58,7 @@ class LocalLauncher(Launcher):
         self._host = host
         self._preload = preload
         self._forked = forked
+        self.is_forking = bool(forked)
         self._forker: Forker | None = None
 
     @property

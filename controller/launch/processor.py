@@ -1,4 +1,4 @@
-"""Processor time of processes of this machine with their descendants, and their memory.
+"""Processor time of processes of this machine with their descendants, their waits for a core, and their memory.
 
 Assigns each descendant to a process and sums up. Processes on other machines are measured by their seats; rates are
 computed in controller/report/cores.py.
@@ -6,7 +6,9 @@ computed in controller/report/cores.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import os
+from collections.abc import Callable, Collection
 
 import psutil
 
@@ -23,7 +25,29 @@ def cpu_seconds(roots: Collection[int], *, starter: int | None = None) -> dict[i
     starter: the root that starts the others. Exited descendants are not counted for it: the operating system adds the
     total time of another root to the process that waited for its exit, which is the starter or its fork server.
     """
-    return {root: spent for root in roots if (spent := _of_tree(root, roots, with_ended=root != starter)) is not None}
+    found = {root: _of_tree(root, roots, _own_s if root == starter else _spent_s) for root in roots}
+    return {root: spent for root, spent in found.items() if spent is not None}
+
+
+def queue_seconds(roots: Collection[int]) -> dict[int, float]:
+    """Seconds that threads were ready to run and waited for a core so far, by process id, all threads together.
+
+    Descendants are assigned as in `cpu_seconds`. Time of threads that have ended is lost, so the number can decrease.
+    Empty where the operating system does not report it (field 2 of /proc/<pid>/task/<tid>/schedstat on Linux).
+    """
+    found = {root: _of_tree(root, roots, _queued_s) for root in roots}
+    return {root: queued for root, queued in found.items() if queued is not None}
+
+
+def machine_busy_s() -> float:
+    """Seconds that the cores of this machine have worked since it was started, summed over its cores.
+
+    Includes the time that a hypervisor gave to other machines.
+    """
+    now = psutil.cpu_times()
+    idle = now.idle + getattr(now, "iowait", 0.0)
+    twice = getattr(now, "guest", 0.0) + getattr(now, "guest_nice", 0.0)  # contained in user and nice
+    return float(sum(now) - idle - twice)
 
 
 def rss_mb(pid: int) -> float | None:
@@ -34,24 +58,48 @@ def rss_mb(pid: int) -> float | None:
         return None
 
 
-def _of_tree(root: int, roots: Collection[int], *, with_ended: bool) -> float | None:
-    total_s = _of_one(root, with_ended)
+def _of_tree(root: int, roots: Collection[int], of_one: Callable[[int], float | None]) -> float | None:
+    total_s = of_one(root)
     if total_s is None:
         return None
     waiting = children_of(root)
     while waiting:
         pid = waiting.pop()
         if pid not in roots:
-            total_s += _of_one(pid, with_ended) or 0.0  # it may have exited meanwhile
+            total_s += of_one(pid) or 0.0  # it may have exited meanwhile
             waiting += children_of(pid)
     return total_s
 
 
-def _of_one(pid: int, with_ended: bool) -> float | None:
-    """with_ended: include exited children that were waited for, which psutil only provides on Linux."""
+def _own_s(pid: int) -> float | None:
+    """Processor time of one process."""
+    return _times_s(pid, with_ended=False)
+
+
+def _spent_s(pid: int) -> float | None:
+    """Processor time of one process and of its exited children that it waited for, which only Linux reports."""
+    return _times_s(pid, with_ended=True)
+
+
+def _times_s(pid: int, *, with_ended: bool) -> float | None:
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
         return None
     own_s = float(times.user + times.system)
     return own_s + float(times.children_user + times.children_system) if with_ended else own_s
+
+
+def _queued_s(pid: int) -> float | None:
+    """Of all threads of one process; None if unknown."""
+    tasks, total_ns = f"/proc/{pid}/task", 0
+    try:
+        threads = os.listdir(tasks)
+    except OSError:
+        return None
+    is_known = False
+    for thread in threads:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"{tasks}/{thread}/schedstat", "rb") as file:
+            total_ns += int(file.read().split()[1])
+            is_known = True
+    return total_ns / 1e9 if is_known else None

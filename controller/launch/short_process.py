@@ -10,7 +10,7 @@ from pathlib import Path
 from areal_like.errors import OperationError, UserError
 from areal_like.guarded_process import run_guarded
 from areal_like.process import USER_MISTAKE, last_error
-from controller.launch.local import child_environment
+from controller.launch.environments import child_environment
 from controller.wiring.process_specs import num_cores
 
 LAST_CHARS = 2000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from areal_like.errors import LedgerError
 from areal_like.trajectory import Trajectory
@@ -15,6 +16,16 @@ from areal_like.wire.messages import BatchSample
 from controller.coordinator.snapshot import BatchGroup, BatchRecord
 from controller.ledger.schema import read_batches
 from controller.ledger.segment_store import Location, SegmentStore, unpack_sample
+
+
+class SampleVersions(NamedTuple):
+    """A recorded sample, and the first and last version that sampled its tokens; whether these are still stored."""
+
+    group_id: int
+    sample_index: int
+    first_version: int
+    last_version: int
+    is_stored: bool
 
 
 def samples_of_batch(
@@ -89,9 +100,22 @@ class BatchReader:
             count += len(group.sample_indices) - int(found)
         return count
 
+    def sample_versions(self, batch: BatchRecord) -> list[SampleVersions]:
+        """The samples that the batch was the first to use, ordered by (group_id, sample_index)."""
+        found = []
+        for group in sorted(batch.groups, key=lambda group: group.group_id):
+            query = (
+                "SELECT sample_index, first_version, last_version, file IS NOT NULL FROM samples WHERE group_id = ? "
+                "ORDER BY sample_index"
+            )
+            for index, first, last, is_stored in self._read(query, (group.group_id,)):
+                if index in group.sample_indices:
+                    found.append(SampleVersions(group.group_id, index, first, last, bool(is_stored)))
+        return found
+
     def samples(self, batch: BatchRecord) -> tuple[BatchSample, ...]:
         """Payloads and rewards of a batch, as the trainer received them."""
-        return samples_of_batch(batch.groups, batch.reused, self._rewards, self._trajectories)
+        return samples_of_batch(batch.groups, batch.reused, self._rewards, self.trajectories)
 
     def close(self) -> None:
         """Close the ledger and its files."""
@@ -102,7 +126,8 @@ class BatchReader:
     def _rewards(self, group_id: int) -> dict[int, float]:
         return dict(self._read("SELECT sample_index, value FROM samples WHERE group_id = ?", (group_id,)))
 
-    def _trajectories(self, group_id: int, sample_index: int) -> tuple[Trajectory, ...]:
+    def trajectories(self, group_id: int, sample_index: int) -> tuple[Trajectory, ...]:
+        """Trajectories of a sample, the main one first."""
         what = f"the tokens of sample {sample_index} of group {group_id}"
         query = "SELECT file, offset, size FROM samples WHERE group_id = ? AND sample_index = ?"
         rows = list(self._read(query, (group_id, sample_index)))

@@ -30,7 +30,7 @@ from controller.ledger.schema import decode_groups, has_column
 
 FactKind = Literal["lineage", "skips", "admission", "sample", "end", "batch", "checkpoint", "evaluation", "incident"]
 
-ERASED = "erased"
+ERASED: Literal["erased"] = "erased"
 """Kind of an incident whose text is the numbers of the groups whose tokens were erased on request, and the reason with
 which such a group was dropped."""
 _ENCODER = msgspec.msgpack.Encoder()

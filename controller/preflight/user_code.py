@@ -20,7 +20,7 @@ from areal_like.guarded_process import end_guarded
 from areal_like.process import describe_status
 from areal_like.slow import print_slow
 from controller.config.problems import Problem
-from controller.launch.local import child_environment
+from controller.launch.environments import child_environment
 
 LAST_CHARS = 200
 SLOW_S = 5.0

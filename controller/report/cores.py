@@ -18,15 +18,15 @@ Between = tuple[int, float, dict[str, float]]
 """Index of the later pulse, seconds since the earlier one, processor seconds of each process known in both."""
 
 
-def between(pulses: Sequence[Row]) -> Iterator[Between]:
+def between(pulses: Sequence[Row], key: str = "cpu_s") -> Iterator[Between]:
     """Each pair of consecutive pulses, without the time between two sessions of a run. For a process that was restarted
-    in between, only the time of its new incarnation counts.
+    in between, only the time of its new incarnation counts. key: `cpu_s`, or `queue_s` for waits for a core.
     """
     for place, (earlier, later) in enumerate(itertools.pairwise(pulses), start=1):
         if number(later, "wall_s", 0.0) < number(earlier, "wall_s", 0.0):
             continue
         elapsed_s = number(later, "time_s") - number(earlier, "time_s")
-        before, after = _spent(earlier), _spent(later)
+        before, after = _spent(earlier, key), _spent(later, key)
         if elapsed_s > 0:
             yield (
                 place,
@@ -72,9 +72,9 @@ def _life(pulse: Row, name: str) -> object:
     return pulse["processes"].get(name, {}).get("pid")
 
 
-def _spent(pulse: Row) -> dict[str, float]:
+def _spent(pulse: Row, key: str) -> dict[str, float]:
     reported = pulse.get("processor")
-    spent = reported.get("cpu_s") if isinstance(reported, Mapping) else None
+    spent = reported.get(key) if isinstance(reported, Mapping) else None
     if not isinstance(spent, Mapping):
         return {}
     return {str(name): value for name in spent if math.isfinite(value := number(spent, name))}

@@ -4,7 +4,8 @@ Orders the findings of waits.py, learning.py, hacking.py, teaching.py, slices.py
 Measurements are in shares.py, predictions in advice.py.
 
 The first finding is the verdict on the run in one sentence: for a crashed or failed run its end, with the cause if
-known; otherwise the worst finding; otherwise that the run is healthy, or that there is too little data.
+known; otherwise the worst finding; otherwise that the run is healthy, that there is too little data, or that other
+programs used the machine so much that its waits cannot be judged.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ def diagnose(data: RunData) -> list[Finding]:
     found += upkeep.find(data, shares) + waits.find(data, shares)
     if kind == "stopped" and upkeep.remaining(data) > 0:
         found.append(Rated(Weight.REMARK, _stopped(data)))
-    is_enough = minimum.has_steps(data) and minimum.has_pulses(data)
-    return _ordered(data, found, _healthy(data, shares) if is_enough else _too_little(data))
+    if not (minimum.has_steps(data) and minimum.has_pulses(data)):
+        return _ordered(data, found, _too_little(data))
+    not_judged = [one for one in found if one.finding.kind == "machine_busy" and one.weight == Weight.WAIT]
+    found = [rated for rated in found if rated not in not_judged]
+    return _ordered(data, found, not_judged[0].finding if not_judged else _healthy(data, shares))
 
 
 def _ordered(data: RunData, found: list[Rated], otherwise: Finding) -> list[Finding]:
@@ -155,7 +159,9 @@ def _healthy(data: RunData, shares: Shares) -> Finding:
     if math.isfinite(shares.trainer_wait):
         facts.append(f"trainer waited {percent(shares.trainer_wait)}")
     if math.isfinite(shares.rollout_idle):
-        part = " (without the start and the end of the run)" if shares.is_steady else ""
+        left_out = ["the start and the end of the run"] if shares.is_steady else []
+        left_out += ["the time of other programs"] if shares.load.is_partial else []
+        part = f" (without {' and '.join(left_out)})" if left_out else ""
         facts.append(f"rollout workers were idle {percent(shares.rollout_idle)}{part}")
     if shares.cores_used and math.isfinite(shares.cores):
         facts.append(f"{sum(shares.cores_used.values()):.1f} of {shares.cores:g} cores in use")

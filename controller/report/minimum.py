@@ -27,7 +27,9 @@ STEPS: frozenset[Kind] = frozenset({
 })  # fmt: skip
 GROUPS: frozenset[Kind] = frozenset({"groups_filtered", "groups_dropped"})
 PULSES: frozenset[Kind] = frozenset({"scoring_stalls"})
-BOTH: frozenset[Kind] = frozenset({"rollouts_too_few", "trainer_bound", "no_overlap", "slow_swaps", "slow_staging"})
+BOTH: frozenset[Kind] = frozenset({
+    "rollouts_too_few", "trainer_bound", "no_overlap", "slow_swaps", "slow_staging", "machine_busy",
+})  # fmt: skip
 
 
 def has_enough(data: RunData, kind: Kind) -> bool:

@@ -2,6 +2,8 @@
 
 Thresholds are in waits.py.
 
+Time in which other programs kept most of the machine (machine_load.py) is left out, if enough remains.
+
 The steady part of the run is used: after the first step (before it everything waits for the start, the first evaluation
 and the first batch) and before the last group was started (after that rollout workers have no more work). Counters
 start at zero with each incarnation of a process; values of previous incarnations are kept.
@@ -23,10 +25,16 @@ import numpy as np
 from areal_like.errors import UserError
 from controller.report.cores import available, used
 from controller.report.data import Row, RunData, number, series
+from controller.report.machine_load import MachineLoad
+from controller.report.machine_load import measure as measure_load
 from controller.run_folder.run_folder import RunFolder
 
 MIN_STEPS = 3
 """With fewer steps in the steady part, the whole run is used."""
+MIN_PAIRS = 4
+"""With fewer pairs of pulses on a machine that is free enough, the others are used too."""
+Pair = tuple[Row, Row]
+"""Two consecutive pulses."""
 SCORING = ("busy_workers", "running")
 """Gauge of busy scoring processes: its present name and its name in older runs."""
 NAN = math.nan
@@ -62,6 +70,8 @@ class Shares:
     """Cores of this machine that the run may use; NaN if its processes are on several machines."""
     cores_used: dict[str, float] = field(default_factory=dict)
     """Mean number of cores by process, including its child processes; empty if not known."""
+    load: MachineLoad = field(default_factory=MachineLoad)
+    """Load of the machine by other programs; zero if unknown, or if the processes are on several machines."""
     verdicts: dict[str, float] = field(default_factory=dict)
     """Growth of the reward service's counters."""
 
@@ -82,18 +92,22 @@ def measure(data: RunData) -> Shares:
     reported = _without_pulses(data)
     if len(pulses) < 2:
         return reported
-    first, last = pulses[0], pulses[-1]
-    trainer, rollout, reward = (growth(pulses, role) for role in ("trainer", "rollout", "reward"))
-    wall_s = _elapsed(pulses)
+    cores = available(data)
+    pairs, load = list(itertools.pairwise(pulses)), MachineLoad()
+    if math.isfinite(cores):
+        pairs, load = _undisturbed(pairs)
+    later = [pulse for _, pulse in pairs]
+    trainer, rollout, reward = (_sum(growth(pair, role) for pair in pairs) for role in ("trainer", "rollout", "reward"))
+    wall_s = sum(_elapsed(pair) for pair in pairs)
     waited, worked = trainer.get("wait_s", 0.0), trainer.get("busy_s", 0.0)
     busy, idle, paused = (rollout.get(key, 0.0) for key in ("busy_s", "idle_s", "paused_s"))
     spent = busy + idle + paused
     slots = float(whole(data, "rollout.engine.num_slots", 0))
-    in_service = _mean(_gauge(pulse, "reward", ("queue", *SCORING)) for pulse in pulses[1:])
+    in_service = _mean(_gauge(pulse, "reward", ("queue", *SCORING)) for pulse in later)
     return Shares(
-        steps=max(0, int(number(last, "version", 0.0) - max(0.0, number(first, "version", 0.0)))),
+        steps=sum(max(0, int(_version(after) - _version(before))) for before, after in pairs),
         wall_s=wall_s,
-        num_pulses=len(pulses),
+        num_pulses=len(pairs) + 1,
         is_steady=is_steady,
         trainer_wait=_part(waited, waited + worked)
         if is_steady or math.isnan(reported.trainer_wait)
@@ -104,12 +118,13 @@ def measure(data: RunData) -> Shares:
         idle_for_scores=_part(rollout["wait_score_s"], spent) if "wait_score_s" in rollout else NAN,
         idle_for_work=_part(rollout["wait_work_s"], spent) if "wait_work_s" in rollout else NAN,
         slots_full=_part(rollout.get("tokens", 0.0), rollout.get("steps", 0.0) * slots),
-        scoring_busy=_scoring_busy(data, pulses, reward.get("busy_s", 0.0), wall_s),
+        scoring_busy=_scoring_busy(data, later, reward.get("busy_s", 0.0), wall_s),
         waiting_for_score=_waiting(rollout, in_service, spent, wall_s),
         rollout_workers=_mean(float(n) for pulse in pulses if (n := _present(pulse, "rollout"))),
-        cores=available(data),
+        cores=cores,
         cores_used=used(pulses),
-        verdicts=reward,
+        load=load,
+        verdicts=_sum(growth(pair, "reward") for pair in itertools.pairwise(pulses)),
     )
 
 
@@ -162,6 +177,27 @@ def _steady(data: RunData) -> tuple[list[Row], bool]:
     if len(steady) >= 2 and number(steady[-1], "version") - number(steady[0], "version") >= MIN_STEPS:
         return steady, True
     return pulses, False
+
+
+def _undisturbed(pairs: list[Pair]) -> tuple[list[Pair], MachineLoad]:
+    """The pairs of pulses between which other programs left the run enough of the machine to judge its waits, and the
+    load there; all pairs if they are too few.
+    """
+    free = [pair for pair in pairs if not measure_load([pair]).is_too_much]
+    kept = free if len(free) >= MIN_PAIRS else pairs
+    return kept, replace(measure_load(kept), is_partial=len(kept) < len(pairs))
+
+
+def _version(pulse: Row) -> float:
+    return max(0.0, number(pulse, "version", 0.0))
+
+
+def _sum(grown: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for one in grown:
+        for key, value in one.items():
+            total[key] += value
+    return dict(total)
 
 
 def _started(pulse: Row) -> float:
@@ -236,7 +272,7 @@ def _scoring_busy(data: RunData, pulses: Sequence[Row], busy_s: float, wall_s: f
     only in the number, which stands alone as long as no score has ended.
     """
     processes = float(whole(data, "reward.num_workers", 1) * whole(data, "reward.num_services", 1))
-    sampled = _part(_mean(_gauge(pulse, "reward", SCORING) for pulse in pulses[1:]), processes)
+    sampled = _part(_mean(_gauge(pulse, "reward", SCORING) for pulse in pulses), processes)
     return min(sampled, _part(busy_s, wall_s * processes)) if busy_s > 0 and wall_s > 0 else sampled
 
 

@@ -219,7 +219,9 @@ def _memory(data: RunData, shares: Shares) -> list[Rated]:
 def _staging(data: RunData, shares: Shares) -> list[Rated]:
     stages = series(data.swaps, "stage_s")
     stages = stages[np.isfinite(stages)]
-    if not len(stages) or not shares.step_s > 0 or np.median(stages) < STAGE_NOTABLE * shares.step_s:
+    if shares.load.is_too_much or not len(stages) or not shares.step_s > 0:
+        return []
+    if np.median(stages) < STAGE_NOTABLE * shares.step_s:
         return []
     share = float(np.median(stages)) / shares.step_s
     finding = Finding(

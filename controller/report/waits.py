@@ -8,6 +8,9 @@ Determines the cause of a wait from the shares. Measurements are in shares.py, p
     yes           | idle, no work          | the bound prevents the two from overlapping
     no            | idle                   | the trainer is the bottleneck, the bound limits rollouts
     no            | work                   | well balanced
+
+A wait for a core that other programs used is not the run's: its share is removed first (machine_load.py), and where it
+is most of the time, no wait is judged.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ CORES_FULL = 0.90
 """Share of busy cores of this machine above which a wait is also a wait for a core."""
 MAX_NAMES = 5
 STEADY = "These fractions of time do not include the start and the end of the run"
+PARTIAL = "They do not include the time during which other programs used most of the machine"
 FAILURES = ("timed_out", "crashed", "invalid")
 
 
@@ -70,21 +74,48 @@ def find(data: RunData, shares: Shares) -> list[Rated]:
     """At most one cause of the waits, if there is enough data, and problems of scores and swaps."""
     pace = advice.pace_of(data, shares)
     can_judge = shares.steps >= (MIN_STEADY_STEPS if shares.is_steady else MIN_STEPS)
+    is_notable = shares.trainer_wait >= WAIT_NOTABLE
+    if shares.load.is_too_much:
+        return [*([_busy_machine(shares, is_judged=False)] if is_notable else []), *_failing_scores(data, shares)]
     is_stalled = _stalled_scores(data, shares, pace) if can_judge or shares.num_pulses >= MIN_PULSES else None
     if is_stalled is not None:
         return [is_stalled, *_swaps(data, shares)]
     wait = _wait(data, shares, pace) if can_judge else None
     if wait is not None:
-        detail = sentences(wait.finding.detail, _full_cores(shares), STEADY if shares.is_steady else "")
+        scope = sentences(STEADY if shares.is_steady else "", PARTIAL if shares.load.is_partial else "")
+        detail = sentences(wait.finding.detail, _full_cores(shares), scope)
         wait = replace(wait, finding=replace(wait.finding, detail=detail))
+    elif is_notable and (shares.load.is_partial or (can_judge and shares.load.on_the_way > 0)):
+        wait = _busy_machine(shares, is_judged=can_judge)
     return [*([wait] if wait else []), *_failing_scores(data, shares), *_swaps(data, shares)]
+
+
+def _busy_machine(shares: Shares, *, is_judged: bool) -> Rated:
+    """Other programs explain what would otherwise be a finding, or (not is_judged) nothing can be said of waits: then
+    it is the verdict, and has the weight of a wait.
+    """
+    load = shares.load
+    without = percent(load.trainer_wait(shares.trainer_wait))
+    finding = Finding(
+        "machine_busy",
+        "info",
+        f"Other programs used {load.others:.1f} of the {shares.cores:g} cores of this machine: waits for a core "
+        f"delayed the samples during {percent(load.on_the_way)} of the time",
+        f"Without them the trainer would have waited during {without} of its time instead of "
+        f"{percent(shares.trainer_wait)}"
+        if is_judged
+        else "Waits between the run's processes are therefore not judged",
+        "Stop the other programs, or run the job on a machine without them, to see what limits it",
+    )
+    return Rated(Weight.REMARK if is_judged else Weight.WAIT, finding, load.on_the_way)
 
 
 # ------------------------------------------------------------ trainer and rollouts
 
 
 def _wait(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
-    is_waiting, is_idle = shares.trainer_wait >= WAIT_NOTABLE, shares.rollout_idle >= IDLE_NOTABLE
+    is_waiting = shares.load.trainer_wait(shares.trainer_wait) >= WAIT_NOTABLE
+    is_idle = shares.rollout_idle >= IDLE_NOTABLE
     if _alternates(data):
         return _no_overlap(data, shares, pace) if is_waiting or is_idle else None
     if is_waiting:
@@ -207,13 +238,15 @@ def _failed_share(counted: Mapping[str, float]) -> float:
 
 def _stalled_scores(data: RunData, shares: Shares, pace: Pace) -> Rated | None:
     """The trainer waits, but not for generation."""
-    is_hungry = math.isnan(shares.trainer_wait) or shares.trainer_wait >= WAIT_NOTABLE
+    trainer_wait = shares.load.trainer_wait(shares.trainer_wait)
+    scoring_busy = shares.load.without(shares.scoring_busy, "reward")
+    is_hungry = math.isnan(trainer_wait) or trainer_wait >= WAIT_NOTABLE
     counted = verdicts(data, shares)
     failed = _failed_share(counted)
-    if shares.scoring_busy < SCORING_BUSY and failed < FAILED_NOTABLE:  # then the scorer is not the cause
+    if scoring_busy < SCORING_BUSY and failed < FAILED_NOTABLE:  # then the scorer is not the cause
         return None
-    is_starved = shares.idle_for_scores >= SCORE_IDLE
-    is_full = shares.waiting_for_score >= SCORE_WAITING and shares.scoring_busy >= SCORING_FULL
+    is_starved = shares.load.without(shares.idle_for_scores, "reward") >= SCORE_IDLE
+    is_full = shares.waiting_for_score >= SCORE_WAITING and scoring_busy >= SCORING_FULL
     is_unknown = math.isnan(shares.idle_for_scores) and shares.waiting_for_score >= SCORE_WAITING
     is_unknown = is_unknown and failed >= FAILED_NOTABLE
     if not is_hungry or not (is_starved or is_full or is_unknown):

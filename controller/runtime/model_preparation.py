@@ -28,8 +28,8 @@ from areal_like.process import USER_MISTAKE, last_error
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import stall_limit_s
 from controller.data.table import Table, load_demonstrations
+from controller.launch.environments import child_environment
 from controller.launch.launcher import Launcher, tail_of
-from controller.launch.local import child_environment
 from controller.run_folder.formatting import number
 from controller.run_folder.run_folder import RunFolder
 from controller.telemetry.display import Display

@@ -8,12 +8,14 @@ After a resume, step and accuracy are those of the whole run; elapsed and remain
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal_like.wire.messages import CheckpointFailed, CheckpointSaved
 from controller.doctor.machine import Machine
 from controller.doctor.topics.processor import usable_cores
+from controller.launch.processor import machine_busy_s
 from controller.runtime.client_waits import client_waits
 from controller.runtime.components import RunComponents
 from controller.runtime.supervisor import Loss
@@ -153,6 +155,16 @@ class Monitor:
         )  # fmt: skip
 
     def _processor(self) -> dict[str, Any]:
-        """Cores that the run may use on this machine, and processor time of each process."""
-        spent = self._supervisor.cpu_seconds()
-        return {"cores": self._cores, "cpu_s": {name: round(seconds, 2) for name, seconds in sorted(spent.items())}}
+        """Cores that the run may use on this machine, processor time of each process and its waits for a core, and the
+        use of the machine by all processes, including those of other programs.
+        """
+        return {
+            "cores": self._cores,
+            "cpu_s": _rounded(self._supervisor.cpu_seconds()),
+            "queue_s": _rounded(self._supervisor.queue_seconds()),
+            "machine": {"cores": os.cpu_count() or 1, "busy_s": round(machine_busy_s(), 2)},
+        }
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in sorted(seconds.items())}

@@ -23,8 +23,9 @@ import msgspec
 from areal_like.errors import OperationError, ProcessDied, UserError
 from areal_like.process import DIVERGED, USER_MISTAKE, last_error
 from controller.config.offline_config import Objective, OfflineConfig
+from controller.launch.environments import child_environment
 from controller.launch.launcher import Exit, tail_of
-from controller.launch.local import LocalLauncher, child_environment
+from controller.launch.local import LocalLauncher
 from controller.ledger.run_lock import lock_folder
 from controller.report.at_end import draw_report
 from controller.run_folder.run_folder import RunFolder, Status

@@ -27,8 +27,8 @@ from areal_like.config import ProcessSpec
 from areal_like.errors import OperationError, ProcessDied, UserError
 from areal_like.process import DIVERGED, USER_MISTAKE, describe_status, last_error
 from areal_like.transport.channel import Hub
+from controller.launch.environments import child_environment
 from controller.launch.launcher import Exit, Launcher, tail_of
-from controller.launch.local import child_environment
 from controller.runtime.placement_waits import PlaceWaits
 from controller.telemetry.pulse import ProcessNow
 from controller.wiring.process_specs import MODULES, Role
@@ -368,3 +368,7 @@ class Supervisor:
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time so far by process, including the controller; unknown ones are left out."""
         return self._launcher.cpu_seconds()
+
+    def queue_seconds(self) -> dict[str, float]:
+        """Seconds that threads of each process of this machine waited for a core; unknown ones are left out."""
+        return self._launcher.queue_seconds()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like import __version__
-from areal_like.errors import UserError, first_line
+from areal_like.errors import UserError
 from controller.config.run_config import OpenLineageSettings
 from controller.data.origins import read_record
 
@@ -100,7 +100,7 @@ class OpenLineageSink:
             outputs = [*self._outputs, *([_dataset(str(final.absolute()), "")] if final.is_dir() else [])]
             kind = TYPES.get(str(record.get("status")), "ABORT")
             if kind == "FAIL":
-                facet = {"message": first_line(str(record.get("reason", ""))), "programmingLanguage": "Python"}
+                facet = {"message": str(record.get("reason", "")).partition("\n")[0], "programmingLanguage": "Python"}
                 self._run["facets"] = {"errorMessage": _facet(ERROR_FACET, facet)}
             self._send(self._event(kind, time_s, outputs))
 

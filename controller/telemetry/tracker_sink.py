@@ -26,8 +26,8 @@ from areal_like.guard import guarded
 from areal_like.guarded_process import end_guarded
 from areal_like.metrics import encode
 from areal_like.process import last_error
+from controller.launch.environments import child_environment
 from controller.launch.launcher import tail_of
-from controller.launch.local import child_environment
 from controller.telemetry.answers_table import answers_table
 from controller.telemetry.scalars import AXES, scalars
 from controller.telemetry.sink_kinds import is_installed

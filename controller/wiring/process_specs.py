@@ -30,11 +30,6 @@ MODULES: dict[Role, str] = {"rollout": "rollout", "trainer": "trainer", "reward"
 PREPARATION = "trainer.prepare"
 FORKED = frozenset({*MODULES.values(), PREPARATION})
 """Modules whose imports take a second of a core or more: torch and transformers, or pydantic and asyncio's servers."""
-PRELOAD = (
-    "torch", "transformers.models.llama.modeling_llama", "trainer.worker", "trainer.sft", "rollout.worker",
-    "services.reward.server", "services.reward.standalone",
-)  # fmt: skip
-"""Modules that they need for any model; importing them starts no thread and uses no device."""
 SCORER_CHECK = "services.reward.check_functions"
 ENVIRONMENT_CHECK = "services.environment.check_environment"
 WORKFLOW_CHECK = "rollout.check_workflow"

@@ -4,18 +4,58 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pydantic
 
 from areal_like.config import ProcessSpec, TraceSettings
 from areal_like.errors import UserError
+from rollout.config import SINGLE_TURN, RolloutSettings
+from rollout.engine.registry import ENGINES
 from trainer.backends.registry import find_backend
 from trainer.config import TrainerSettings
 from trainer.objectives.registry import needs_reference
 from trainer.replay.spec import ReplaySpec as ReplaySpec
 
-REPLAY = "trainer.replay"
-"""`python -m` name of the process that replays steps."""
+REPLAY, REGENERATE = "trainer.replay", "rollout.regenerate"
+"""`python -m` names of the processes that replay steps, and that draw recorded answers again."""
+
+
+class EngineFacts(NamedTuple):
+    """What a comparison needs to know of the engine that sampled a run's answers.
+
+    title: its name in messages. can_redraw: its tokens can be drawn again. is_exact: it computed in float32 on a CPU.
+    keeps_kv: answers continued with keys and values of earlier versions. has_one_answer: a sample is one answer, which
+    ends by the sampling settings alone.
+    """
+
+    title: str
+    can_redraw: bool
+    is_exact: bool
+    keeps_kv: bool
+    has_one_answer: bool
+
+
+def engine_facts(worker: ProcessSpec) -> EngineFacts:
+    """Facts of the engine in a worker's spec. Raises UserError if log-probs cannot be computed as it computed them."""
+    try:
+        settings = RolloutSettings.model_validate(worker.settings)
+    except pydantic.ValidationError as error:
+        raise _other_version("rollout", error) from error
+    engine, found = settings.engine, ENGINES.get(settings.engine.kind)
+    if found is not None and (key := found.rounding_key(engine)):
+        raise UserError(
+            "the engine of the run rounded weights or keys and values, so its log-probs cannot be computed here",
+            where=key, remedy="specify a run without this setting",
+        )  # fmt: skip
+    dtypes = {worker.model.dtype, engine.dtype or worker.model.dtype}
+    return EngineFacts(
+        title=engine.kind if found is None else found.title,
+        can_redraw=found is not None and found.can_redraw,
+        is_exact=dtypes == {"float32"} and engine.device.startswith("cpu"),
+        keeps_kv=worker.mode != "one_step_off" and settings.interruption == "keep_kv",
+        has_one_answer=settings.workflow == SINGLE_TURN and worker.sampling.forced_lengths is None,
+    )
 
 
 def settings_of(spec: ProcessSpec) -> TrainerSettings:
@@ -23,9 +63,13 @@ def settings_of(spec: ProcessSpec) -> TrainerSettings:
     try:
         return TrainerSettings.model_validate(spec.settings)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in ("trainer", *first["loc"]))
-        raise UserError(first["msg"], where=key, remedy="use the version of areal_like that created the run") from error
+        raise _other_version("trainer", error) from error
+
+
+def _other_version(section: str, error: pydantic.ValidationError) -> UserError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in (section, *first["loc"]))
+    return UserError(first["msg"], where=key, remedy="use the version of areal_like that created the run")
 
 
 def in_scratch(spec: ProcessSpec, scratch: Path, resume_from: Path | None, address: str) -> ProcessSpec:

@@ -87,6 +87,11 @@ class Decoder(Protocol):
         before it, with an adapter or with BASE alone. No row is changed."""
         ...
 
+    def logits(self, tokens_T: np.ndarray, adapter: int = BASE) -> Callable[[slice], Tensor]:
+        """A function of a slice of positions that returns the logits [n, V] after them, each given all tokens (int64)
+        up to it, with an adapter or with BASE alone. No row is changed."""
+        ...
+
     def cost(self, lengths_B: np.ndarray) -> int:
         """Cost of attention over rows of these lengths in this order: number of keys of a layer that are read."""
         ...
@@ -260,6 +265,9 @@ class LeanDecoder:
         return self._norm(x, weights.norm) @ weights.head
 
     def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float, adapter: int = BASE) -> Tensor:
+        return gathered(self.logits(tokens_T, adapter), self._on_device(tokens_T), start, temperature)
+
+    def logits(self, tokens_T: np.ndarray, adapter: int = BASE) -> Callable[[slice], Tensor]:
         shape, weights, group, num = self.shape, self._weights, self.shape.num_queries_per_key, len(tokens_T)
         tokens = self._on_device(tokens_T)
         cos, sin = self._rotary[:num].split(1, 1)
@@ -274,7 +282,7 @@ class LeanDecoder:
             attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=group > repeats)
             x = self._finish_layer(x, attended[0].transpose(0, 1).reshape(num, -1), layer, chosen[index])
         x = self._norm(x, weights.norm)
-        return gathered(lambda part: x[part] @ weights.head, tokens, start, temperature)
+        return lambda part: x[part] @ weights.head
 
     def prefill(
         self, rows: Sequence[int], contexts: Sequence[np.ndarray], starts: Sequence[int],

@@ -140,6 +140,8 @@ class EngineDescriptor:
     """It can release its memory to the trainer between steps (`Engine.release_memory`)."""
     can_be_emulated: bool = False
     """It can be replaced by emulated devices."""
+    can_redraw: bool = False
+    """It draws tokens with rollout/engine/sampler.py, so `areal-like replay --engine` can draw them again."""
 
     def devices_per_worker(self, settings: EngineSettings) -> int:
         """Number of GPUs (on a CPU: processes) of one worker."""

@@ -18,6 +18,7 @@ class EmbeddedDescriptor(EngineDescriptor):
     joins_process_groups = True
     releases_memory = True
     can_be_emulated = True
+    can_redraw = True
 
     def stop_string_problem(self, settings: EngineSettings) -> str:
         """It looks after each step."""

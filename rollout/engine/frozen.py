@@ -50,7 +50,7 @@ class FrozenEngine(EmbeddedEngine):
 
     def _stage_folder(self, core: GenerationCore, version: int) -> None:
         with torch.inference_mode():
-            core.decoder.stage(_folder_tensors(self._model_dir, self._dtype), version)
+            core.decoder.stage(folder_tensors(self._model_dir, self._dtype), version)
 
     async def logprobs(
         self, prompt_P: np.ndarray, tokens_R: np.ndarray, temperature: float = 1.0, *, adapter: str = ""
@@ -87,7 +87,7 @@ class FrozenEngine(EmbeddedEngine):
         return found
 
 
-def _folder_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+def folder_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights of a model's folder, by their names in published versions."""
     transformers_logging.disable_progress_bar()
     try:

@@ -101,10 +101,14 @@ class GenericDecoder:
         return result.logits[:, -1]
 
     def logprobs(self, tokens_T: np.ndarray, start: int, temperature: float, adapter: int = BASE) -> Tensor:
+        tokens = torch.from_numpy(tokens_T).to(self.device)
+        return gathered(self.logits(tokens_T, adapter), tokens, start, temperature)
+
+    def logits(self, tokens_T: np.ndarray, adapter: int = BASE) -> Callable[[slice], Tensor]:
         self._adapters.current = adapter
         tokens = torch.from_numpy(tokens_T).to(self.device)
-        logits_TV = self._active.model(input_ids=tokens[None], use_cache=False).logits[0]
-        return gathered(lambda part: logits_TV[part], tokens, start, temperature)
+        logits_TV: Tensor = self._active.model(input_ids=tokens[None], use_cache=False).logits[0]
+        return lambda part: logits_TV[part]
 
     def cost(self, lengths_B: np.ndarray) -> int:
         return 0  # row by row: the same in any order

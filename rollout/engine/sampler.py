@@ -82,19 +82,53 @@ def draw(logits_BV: Tensor, plan: DrawPlan, uniforms_B: Tensor) -> tuple[Tensor,
 
     uniforms_B: float64 in (0, 1). If logits are not finite, neither is the log-prob.
     """
-    logits = logits_BV.float()
-    if plan.temperature_B1 is not None:
-        logits = logits / plan.temperature_B1
-    logprobs = torch.log_softmax(logits, -1)
+    logprobs = _logprobs(logits_BV, plan)
     if plan.is_all_greedy:
         tokens = logprobs.argmax(-1, keepdim=True)
         return tokens, logprobs.gather(-1, tokens)
-    supported = (
-        logprobs if plan.top_k_B1 is None or plan.top_p_B1 is None else cut(logprobs, plan.top_k_B1, plan.top_p_B1)
-    )
-    cumulative = supported.exp().cumsum(-1, dtype=torch.float64)
-    target = uniforms_B[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
+    cumulative, target = _cumulative(logprobs, plan, uniforms_B)
+    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logprobs.shape[-1] - 1)
     if plan.is_greedy_B1 is not None:
         tokens = torch.where(plan.is_greedy_B1, logprobs.argmax(-1, keepdim=True), tokens)
     return tokens, logprobs.gather(-1, tokens)
+
+
+def redraw(logits_BV: Tensor, plan: DrawPlan, uniforms_B: Tensor, recorded_B1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw as `draw`, and compare with recorded tokens (int64 [B, 1]).
+
+    No row may be greedy. `plan` may have a single row, which then applies to all.
+
+    Returns:
+        The tokens drawn (int64 [B, 1]); the log-probs of the recorded tokens (float32 [B, 1]); and margins (float64
+        [B, 1]): the amount, as a probability, by which the random number would have to change for the recorded token to
+        be drawn. 0 if it is drawn, and infinity if no number gives it.
+    """
+    assert not plan.is_all_greedy, "a greedy token is not drawn"
+    logprobs = _logprobs(logits_BV, plan)
+    cumulative, target = _cumulative(logprobs, plan, uniforms_B)
+    drawn = torch.searchsorted(cumulative, target, right=True).clamp_(max=logprobs.shape[-1] - 1)
+    high = cumulative.gather(-1, recorded_B1)
+    low = torch.where(recorded_B1 > 0, cumulative.gather(-1, (recorded_B1 - 1).clamp(min=0)), 0.0)
+    margins = torch.maximum(low - target, target - high).clamp(min=0.0) / cumulative[:, -1:]
+    margins = margins.masked_fill(high <= low, torch.inf).masked_fill(drawn == recorded_B1, 0.0)
+    return drawn, logprobs.gather(-1, recorded_B1), margins
+
+
+def _logprobs(logits_BV: Tensor, plan: DrawPlan) -> Tensor:
+    """float32 [B, V]: log_softmax(logits / temperature)."""
+    logits = logits_BV.float()
+    if plan.temperature_B1 is not None:
+        logits = logits / plan.temperature_B1
+    return torch.log_softmax(logits, -1)
+
+
+def _cumulative(logprobs_BV: Tensor, plan: DrawPlan, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative probabilities within the support, float64 [B, V], and the numbers [B, 1] that are looked up in
+    them."""
+    supported = (
+        logprobs_BV
+        if plan.top_k_B1 is None or plan.top_p_B1 is None
+        else cut(logprobs_BV, plan.top_k_B1, plan.top_p_B1)
+    )
+    cumulative = supported.exp().cumsum(-1, dtype=torch.float64)
+    return cumulative, uniforms_B[:, None] * cumulative[:, -1:]

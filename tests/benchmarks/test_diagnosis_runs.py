@@ -67,6 +67,8 @@ def test_expected_kinds_are_kinds() -> None:
         ("two steps", "too_short", "info", "right"),
         ("two steps", "healthy", "good", "false alarm"),
         ("balanced", "processes_lost", "bad", "false alarm"),
+        ("balanced", "machine_busy", "info", "not judged"),
+        ("too few slots", "machine_busy", "info", "not judged"),
     ],
 )
 def test_first_finding_is_judged_by_what_was_expected(name: str, kind: str, severity: str, result: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import reward, reward_rates, runs
+from benchmarks import reward, reward_rates, spreads
 from benchmarks.program_mutants import bare_verdict, mutants_of
 from services.reward.scorers.maths import MathOptions, MathScorer
 from services.reward.scorers.port import ScorerInput
@@ -29,7 +29,7 @@ def test_made_up_word_problems_are_half_right() -> None:
 
 
 def test_a_spread_is_middle_and_ends() -> None:
-    assert runs.median_spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
+    assert spreads.median_spread([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0}
 
 
 def test_a_rate_names_whatever_is_not_as_it_must_be() -> None:

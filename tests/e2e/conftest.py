@@ -20,9 +20,9 @@ import pytest
 from forked_jobs import JobServer
 
 from areal_like.process import command_words, is_alive
+from controller.launch.environments import child_environment
 from controller.launch.forked import SHARED
-from controller.launch.local import child_environment
-from controller.wiring.process_specs import PRELOAD
+from controller.wiring.preload import PRELOAD
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))

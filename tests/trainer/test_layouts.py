@@ -17,7 +17,7 @@ from forked_jobs import JobServer
 from rank_stage import JOB, Stage
 from safetensors.torch import load_file
 
-from controller.wiring.process_specs import PRELOAD
+from controller.wiring.preload import PRELOAD
 from trainer.checkpoints import checkpoint
 
 pytestmark = pytest.mark.e2e

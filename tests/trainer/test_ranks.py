@@ -23,7 +23,7 @@ from rank_stage import HALF, JOB, LIMIT_S, STEPS, Stage
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from controller.wiring.process_specs import PRELOAD
+from controller.wiring.preload import PRELOAD
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.convert import export_checkpoint, import_folder
 

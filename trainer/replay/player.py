@@ -10,6 +10,7 @@ waits for the other. Events are JSON lines with a `kind`:
             off_policy, if a least effective sample size is given: see trainer/off_policy.py
   refused   step, off_policy: the effective sample size of this step is too small; nothing follows
   saved     version, folder of the checkpoint
+  policy    version, folder of its weights, in the dtype of published versions; the reader deletes it
   exported  folder of the policy
 """
 
@@ -50,7 +51,7 @@ def play(spec: ReplaySpec, batches: BinaryIO, say: Callable[[Event], None]) -> N
     digests: list[dict[str, str]] = []
     if spec.has_gradients:
         training.watch_gradients(lambda gradients: digests.append(_digests(gradients)))
-    _save_if_wanted(training, spec, say)
+    _write_if_wanted(training, spec, say)
     while training.version < spec.last_step:
         step = training.version + 1
         say({"kind": "want", "step": step})
@@ -70,13 +71,17 @@ def play(spec: ReplaySpec, batches: BinaryIO, say: Callable[[Event], None]) -> N
             event["gradients"] = list(digests)
             digests.clear()
         say(event)
-        _save_if_wanted(training, spec, say)
+        _write_if_wanted(training, spec, say)
     if spec.has_export:
         say({"kind": "exported", "folder": str(training.export())})
     training.close()
 
 
-def _save_if_wanted(training: Training, spec: ReplaySpec, say: Callable[[Event], None]) -> None:
+def _write_if_wanted(training: Training, spec: ReplaySpec, say: Callable[[Event], None]) -> None:
+    if training.version in spec.policies_at:
+        exported = training.export()
+        folder = exported.rename(exported.with_name(f"policy_{training.version:06d}"))
+        say({"kind": "policy", "version": training.version, "folder": str(folder)})
     if training.version in spec.saves_at:
         saved = training.save()()
         say({"kind": "saved", "version": training.version, "folder": str(saved.folder)})

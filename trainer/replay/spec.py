@@ -16,6 +16,8 @@ class ReplaySpec(StartSpec):
     """The step after which it ends."""
     saves_at: tuple[int, ...] = ()
     """Versions of which a checkpoint is saved in the scratch folder."""
+    policies_at: tuple[int, ...] = ()
+    """Versions of which the policy is exported to the scratch folder, as the engines received it."""
     has_export: bool = False
     """Export the policy after the last step, as the trainer does at the end of a run."""
     min_ess: float | None = None

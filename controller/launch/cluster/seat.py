@@ -180,7 +180,7 @@ class Seat:
 
     def _live(self, argv: list[str], order: Order) -> None:
         """Start the child and wait for its exit."""
-        from controller.launch.local import child_environment
+        from controller.launch.environments import child_environment
 
         # A submitted job's working directory has the same path on every node, and may be unpacked again at any time.
         user_path = Path(order.user_path)

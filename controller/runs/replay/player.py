@@ -9,19 +9,17 @@ from __future__ import annotations
 import json
 import secrets
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from areal_like.config import ProcessSpec
-from areal_like.errors import OperationError, UserError
-from areal_like.process import USER_MISTAKE, describe_status, last_error
+from areal_like.errors import OperationError
 from areal_like.wire.batch_stream import write_batch
 from areal_like.wire.messages import Batch
-from controller.launch.local import child_environment
+from controller.runs.replay.child import child_error, start_child
 from controller.wiring.process_specs import MODULES
 from controller.wiring.replay import REPLAY, ReplaySpec, in_scratch
 
@@ -42,6 +40,7 @@ class Order:
     checkpoint: Path | None
     last_step: int
     saves_at: tuple[int, ...] = ()
+    policies_at: tuple[int, ...] = ()
     has_export: bool = False
     has_gradients: bool = False
     min_ess: float | None = None
@@ -67,17 +66,18 @@ def play(order: Order, scratch: Path, batch_of: Callable[[int], Batch]) -> Itera
         for rank, spec in enumerate(specs[1:], start=1):
             spec.save(scratch / f"trainer-{rank}.spec.json")
             words = [MODULES["trainer"], "--spec", str(scratch / f"trainer-{rank}.spec.json")]
-            _start(words, order, scratch / f"trainer-{rank}.log", stack)
+            start_child(words, order.num_threads, order.home, scratch / f"trainer-{rank}.log", stack)
         spec_path, log = scratch / "replay.spec.json", scratch / "replay.log"
         _replay_spec(order, specs[0]).save(spec_path)
-        leader = _start([REPLAY, "--spec", str(spec_path)], order, log, stack, has_pipes=True)
+        words = [REPLAY, "--spec", str(spec_path)]
+        leader = start_child(words, order.num_threads, order.home, log, stack, has_pipes=True)
         yield from _events(leader, batch_of)
         try:
             status = leader.wait(END_S)
         except subprocess.TimeoutExpired as error:
             raise OperationError(f"the replay process did not exit within {END_S:g} s") from error
         if status:
-            raise _failure(status, log.read_text(errors="replace"))
+            raise child_error(status, log, "the trainer of the replay")
 
 
 def _replay_spec(order: Order, spec: ProcessSpec) -> ReplaySpec:
@@ -89,32 +89,11 @@ def _replay_spec(order: Order, spec: ProcessSpec) -> ReplaySpec:
         trainer=spec,
         last_step=order.last_step,
         saves_at=order.saves_at,
+        policies_at=order.policies_at,
         has_export=order.has_export,
         has_gradients=order.has_gradients,
         min_ess=order.min_ess,
     )
-
-
-def _start(
-    words: Sequence[str], order: Order, log: Path, stack: ExitStack, *, has_pipes: bool = False
-) -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE if has_pipes else subprocess.DEVNULL
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", *words],
-        stdin=pipe, stdout=pipe, stderr=stack.enter_context(log.open("wb")), cwd=order.home,
-        env=child_environment(order.num_threads, user_path=order.home),
-    )  # fmt: skip
-    stack.callback(_end, process)
-    return process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()
-    process.wait()
 
 
 def _events(process: subprocess.Popen[bytes], batch_of: Callable[[int], Batch]) -> Iterator[Event]:
@@ -132,10 +111,3 @@ def _events(process: subprocess.Popen[bytes], batch_of: Callable[[int], Batch]) 
 def _send(stream: IO[bytes], batch: Batch) -> None:
     with suppress(BrokenPipeError):  # it has ended: its exit status says why
         write_batch(stream, batch)  # type: ignore[arg-type]
-
-
-def _failure(status: int, text: str) -> UserError | OperationError:
-    words = last_error(text)
-    if status == USER_MISTAKE and words:
-        return UserError(words)
-    return OperationError(words or f"the trainer of the replay ended with {describe_status(status)}")

@@ -133,11 +133,12 @@ class Recording:
     def _other_origin(self, otherwise: str, last: int) -> str:
         """A remedy: an earlier checkpoint from which the later steps can be replayed, or `otherwise`."""
         for version in sorted(self.checkpoints):
-            if version < last and all(self._is_stored(step) for step in range(version + 1, last + 1)):
+            if version < last and all(self.is_stored(step) for step in range(version + 1, last + 1)):
                 return f"replay only a later part with --from {version}; {otherwise}"
         return otherwise
 
-    def _is_stored(self, step: int) -> bool:
+    def is_stored(self, step: int) -> bool:
+        """Whether the step's batch is recorded with all its tokens."""
         return step in self.batches and not self.reader.num_purged(self.batches[step])
 
 

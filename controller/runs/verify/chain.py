@@ -197,10 +197,9 @@ def _check_payloads(db: sqlite3.Connection, chain: Chain, run_dir: Path, since: 
         for payload in payloads:
             if payload.file is None:
                 chain.num_purged += 1
-                if payload.first_file is not None and payload.first_file in used and payload.group_id not in erased:
-                    chain.breaks.append(
-                        f"{payload.words} is recorded as removed, but {segments.path(payload.first_file)} is in use"
-                    )
+                first = payload.first_file
+                if first is not None and first in used and payload.group_id not in erased:
+                    chain.breaks.append(f"{payload.words} is recorded as removed, but {segments.path(first)} is in use")
                 continue
             found = _payload_break(segments, payload, since)
             if found is not None and may_change and (payload.file in gone or is_purged(run_dir, payload.file)):

@@ -18,10 +18,12 @@ from small_run import DEADLINE_S, bounded, until
 from areal_like.process import command_words
 from controller.config.run_config import RunConfig
 from controller.launch import forked
+from controller.launch.environments import child_environment
 from controller.launch.forked import SHARED
 from controller.launch.launcher import tail_of
-from controller.launch.local import LocalLauncher, child_environment, is_forking
-from controller.wiring.process_specs import FORKED, PRELOAD
+from controller.launch.local import LocalLauncher, is_forking
+from controller.wiring.preload import PRELOAD
+from controller.wiring.process_specs import FORKED
 from services.processes.process_tree import is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is used on Linux only")
@@ -291,7 +293,8 @@ def test_nothing_of_it_outlives_a_killed_starter(tmp_path, monkeypatch):
 import asyncio, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from controller.launch.local import LocalLauncher, child_environment
+from controller.launch.environments import child_environment
+from controller.launch.local import LocalLauncher
 async def main():
     launcher = LocalLauncher(Path({str(tmp_path)!r}), preload=("numpy", "preloaded"), forked=("forked_child",))
     await launcher.open(print)

@@ -13,8 +13,9 @@ from small_run import bounded, until
 
 from areal_like.errors import OperationError
 from areal_like.process import describe_status, is_alive
+from controller.launch.environments import child_environment
 from controller.launch.launcher import tail_of
-from controller.launch.local import LocalLauncher, child_environment
+from controller.launch.local import LocalLauncher
 
 pytestmark = pytest.mark.processes
 

@@ -16,10 +16,11 @@ from small_run import bounded, until
 
 from controller.launch.launcher import CONTROLLER, Child
 from controller.launch.local import LocalLauncher
-from controller.launch.processor import cpu_seconds, rss_mb
+from controller.launch.processor import cpu_seconds, machine_busy_s, queue_seconds, rss_mb
 from controller.report.cores import available, between, used
 from controller.report.flow_charts import processor_time
 
+HAS_QUEUES = os.path.exists("/proc/self/schedstat")
 SPIN = "import time; t = time.process_time() + 0.4\nwhile time.process_time() < t: pass\n"
 FAMILY = f"""
 import subprocess, sys
@@ -39,6 +40,8 @@ def test_a_process_is_reported_with_what_it_started_dead_or_alive(tmp_path):
         assert found["family"] <= (launcher.cpu_s_of("family") or 0.0) + 0.01
         assert found["family"] >= (0.7 if sys.platform == "linux" else 0.35), "of 0.4 s each, in hundredths"
         assert found[CONTROLLER] >= time.process_time() - 0.1
+        if HAS_QUEUES:
+            assert launcher.queue_seconds().keys() == {"family", CONTROLLER}
         await launcher.stop_all(0.0)
 
     bounded(test())
@@ -80,6 +83,39 @@ def test_a_process_that_is_not_there_is_left_out():
     here = cpu_seconds([os.getpid()])
     assert here[os.getpid()] >= sum(psutil.Process().cpu_times()[:2]) - 1.0
     assert (rss_mb(os.getpid()) or 0.0) > 1.0
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not HAS_QUEUES, reason="no scheduler statistics here")
+def test_a_process_that_has_to_share_a_core_waits_for_it_and_one_that_sleeps_does_not():
+    core = min(os.sched_getaffinity(0))
+    pin = f"import os; os.sched_setaffinity(0, {{{core}}})\n"
+    programs = {name: pin + program for name, program in {
+        "spins": SPIN, "too": SPIN, "sleeps": "import time; time.sleep(0.3)\n",
+    }.items()}  # fmt: skip
+    ask = "print(flush=True); input()\n"
+    found = {
+        name: subprocess.Popen([sys.executable, "-S", "-c", ask + program + ask], stdin=-1, stdout=-1, bufsize=0)
+        for name, program in programs.items()
+    }
+    before = machine_busy_s()
+    try:
+        for is_ready in (True, False):
+            for process in found.values():
+                assert process.stdout is not None
+                process.stdout.readline()  # it is ready, and then its work is done
+            for process in found.values() if is_ready else ():
+                assert process.stdin is not None
+                process.stdin.write(b"\n")
+        queued = queue_seconds([process.pid for process in found.values()])
+        both = queued[found["spins"].pid] + queued[found["too"].pid]
+        assert both > 0.3, "one of them waits while the other one spins for 0.4 s"
+        assert queued[found["sleeps"].pid] < both
+        assert machine_busy_s() - before >= 0.6
+    finally:
+        for process in found.values():
+            process.communicate(b"\n")
+    assert queue_seconds([found["spins"].pid]) == {}
 
 
 def test_cores_are_the_growth_of_processor_time_over_the_time_between_pulses():

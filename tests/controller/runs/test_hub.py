@@ -92,6 +92,7 @@ def test_an_export_sends_nothing_unless_asked(
 def test_a_folder_is_served_by_commands_that_can_be_pasted(tmp_path: Path) -> None:
     folder = tmp_path / "my model"
     folder.mkdir()
+    (folder / "chat_template.jinja").touch()
     lines = serving_words(folder)
     assert [line.partition(":")[0] for line in lines] == ["SGLang", "vLLM", "llama.cpp"]
     assert all(f"'{folder}'" in line for line in lines)
@@ -100,3 +101,23 @@ def test_a_folder_is_served_by_commands_that_can_be_pasted(tmp_path: Path) -> No
     assert f"vllm serve Qwen/Qwen3-0.6B --enable-lora --lora-modules 'my model'='{folder}'" in lines[1]
     (folder / "adapter_config.json").write_text("{")
     assert "vllm serve BASE --enable-lora" in serving_words(folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "is_float32"),
+    [
+        ('{"dtype": "float32"}', True),
+        ('{"torch_dtype": "float32"}', True),
+        ('{"dtype": "bfloat16"}', False),
+        ("[", False),
+    ],
+)
+def test_servers_are_asked_to_keep_float32(tmp_path: Path, config: str, is_float32: bool) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert [line.endswith(" --dtype float32") for line in serving_words(tmp_path)[:2]] == [is_float32] * 2
+
+
+def test_a_model_without_a_chat_template_is_asked_for_completions(tmp_path: Path) -> None:
+    assert "ask for /v1/completions" in serving_words(tmp_path)[-1]
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert len(serving_words(tmp_path)) == 3

@@ -54,6 +54,7 @@ class Bench:
                 states=lambda: {"rollout-0": "generate"},
                 processes=lambda: {"rollout-0": ProcessNow("rollout", "generate", 4)},
                 cpu_seconds=lambda: {"trainer": 2.0, "controller": 1.23456},
+                queue_seconds=lambda: {"trainer": 0.5, "controller": 0.12345},
             ),
             hub=SimpleNamespace(peers={
                 "rollout-0": SimpleNamespace(incarnation="i", heartbeat=heartbeat),
@@ -102,6 +103,9 @@ def test_a_pulse_is_written_at_once_and_then_after_its_interval(monkeypatch: pyt
         "processes": {"rollout-0": ProcessNow("rollout", "generate", 4).row()},
     }  # fmt: skip
     assert list(processor["cpu_s"].items()) == [("controller", 1.23), ("trainer", 2.0)]
+    assert list(processor["queue_s"].items()) == [("controller", 0.12), ("trainer", 0.5)]
+    assert processor["machine"]["cores"] > 0
+    assert processor["machine"]["busy_s"] > 0
     assert processor["cores"] > 0
     bench.tick(3.875)
     assert len(bench.rows) == 1

@@ -658,3 +658,4 @@ def test_states_and_figures_of_each_process_are_those_of_its_newest_heartbeat(tm
     assert not bench.supervisor.is_running("rollout-1")
     assert bench.supervisor.living("rollout") == ["rollout-0"]
     assert bench.supervisor.cpu_seconds()["rollout-0"] == 2.0
+    assert "rollout-0" not in bench.supervisor.queue_seconds(), "only processes of this machine have it"

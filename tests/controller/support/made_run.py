@@ -96,8 +96,14 @@ def pulse_rows(
     makes_steps: bool = True,
     cores: float = 4.0,
     used: Mapping[str, float] = {"trainer": 0.9, "rollout-0": 0.6, "controller": 0.1},
+    queued: Mapping[str, float] | None = None,
+    others: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """A pulse at each step; rollouts idle for what `busy` and `paused` leave. waiting: samples without their score."""
+    """A pulse at each step; rollouts idle for what `busy` and `paused` leave. waiting: samples without their score.
+
+    queued: share of time in which a thread of each process waited for a core, None for pulses that do not tell it.
+    others: cores of the machine that other programs used.
+    """
     per_step = verdicts or {"scored": 384.0}
     idle = 1.0 - busy - paused
     rows = []
@@ -124,7 +130,11 @@ def pulse_rows(
                 "kind": "pulse", "time_s": 1000.0 + s, "wall_s": s, "version": n if makes_steps else 0, "waits": [],
                 "counts": {"drawn": min(n + 3, num_steps) * groups_per_step, "filtered": 0, "dropped": 0},
                 "processes": processes,
-                "processor": {"cores": cores, "cpu_s": {name: share * s for name, share in used.items()}},
+                "processor": {"cores": cores, "cpu_s": {name: share * s for name, share in used.items()}}
+                | ({} if queued is None else {
+                    "queue_s": {name: share * s for name, share in queued.items()},
+                    "machine": {"cores": int(cores), "busy_s": 500.0 + (others + sum(used.values())) * s},
+                }),
             }
         )  # fmt: skip
     return rows

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from trainer.replay.player import play
 from trainer.training import Training
 
 GROUPS, GROUP_SIZE, VOCABULARY = 3, 4, 61
+MAX_NEW_TOKENS = 20
 SETTINGS: Mapping[str, Any] = {"device": "cpu", "optimizer": {"lr": 1e-2}, "checkpoint": {"keep": 2}}
 
 
@@ -53,6 +54,43 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
+class Answers(Protocol):
+    """What samples the answers of a run."""
+
+    def take(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Receive a version."""
+
+    def __call__(self, group_id: int, index: int, step: int) -> Trajectory:
+        """A sample of the batch of a step."""
+
+
+class RandomAnswers:
+    """Random tokens, with random log-probs and versions."""
+
+    def take(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        pass
+
+    def __call__(self, group_id: int, index: int, step: int) -> Trajectory:
+        rng, version = np.random.default_rng(100 * group_id + index), step - 1
+        length, _ = _length_and_reward(rng)
+        answer = Segment(
+            rng.integers(3, VOCABULARY, length).astype(np.int32),
+            (-rng.exponential(3.0, length)).astype(np.float32),
+            np.sort(rng.integers(max(0, version - 2), version + 1, length)).astype(np.int32),
+        )
+        return Trajectory.from_prompt(prompt_of(group_id), answer, "stop")
+
+
+def _length_and_reward(rng: np.random.Generator) -> tuple[int, float]:
+    """The first two draws of a sample's generator: length of a random answer, and reward."""
+    return int(rng.integers(2, 12)), float(rng.integers(0, 3))
+
+
+def prompt_of(group_id: int) -> np.ndarray:
+    """Prompt of a group, int32 [4]."""
+    return np.random.default_rng(group_id).integers(3, VOCABULARY, 4).astype(np.int32)
+
+
 @dataclass
 class MadeRun:
     """The run, and what its trainer holds after the last step."""
@@ -68,11 +106,14 @@ def make_run(
     starts: Sequence[tuple[int, int]] = ((0, 5),),
     saved: Sequence[int] = (2, 4, 5),
     settings: Mapping[str, Any] | None = None,
+    rollout: Mapping[str, Any] | None = None,
+    answers: Answers | None = None,
 ) -> MadeRun:
     """Train in a new folder.
 
     starts: base and last step of each start of the trainer; one that begins before the previous one's last step is a
-    fall-back. saved: versions with a checkpoint.
+    fall-back. saved: versions with a checkpoint. rollout: the section `rollout` of a worker; None: no worker was
+    started. answers: what samples them; None: random tokens.
     """
     torch.set_num_threads(1)  # as in tests/conftest.py, also when a fixture of a module makes the run
     run = RunFolder(root / "runs" / "made")
@@ -82,20 +123,27 @@ def make_run(
     spec = ProcessSpec(
         role="trainer", name="trainer", run_id="made", run_dir=str(run.root), hub_address="tcp://127.0.0.1:1",
         parent_pid=os.getpid(), seed=1, num_threads=torch.get_num_threads(),
-        model=ModelSettings(path=str(make_model(root / "prepared"))), sampling=SamplingSettings(),
+        model=ModelSettings(path=str(make_model(root / "prepared"))),
+        sampling=SamplingSettings(max_new_tokens=MAX_NEW_TOKENS),
         staleness=StalenessSettings(), groups_per_step=GROUPS, group_size=GROUP_SIZE, num_steps=8,
         weight_dir=str(run.root / "weights"), settings={**SETTINGS, **(settings or {})},
     )  # fmt: skip
     spec.save(run.processes / "trainer.json")
+    if rollout is not None:
+        worker = {"role": "rollout", "name": "rollout-0", "settings": dict(rollout)}
+        spec.model_copy(update=worker).save(run.processes / "rollout-0.json")
+    answers = answers or RandomAnswers()
     log = JsonlLog(run.metrics)
     with Ledger(run.root, run_id="made", segment_bytes=1) as ledger:
         done = 0
         for number, (base, last) in enumerate(starts):
             training = _start(run, spec, ledger, number, base)
+            answers.take(base, training.policy.full_weights())
             for step in range(base + 1, last + 1):
                 is_replay = step <= done
-                groups = _record(ledger, step, f"l{number}", is_replay=is_replay)
+                groups = _record(ledger, step, f"l{number}", answers, is_replay=is_replay)
                 metrics = training.run(training.prepare(ledger.batch_samples(groups), step))
+                answers.take(step, training.policy.full_weights())
                 if not is_replay:
                     log.append({**metrics, "kind": "step", "step": step, "staleness_max": 9})
                 if step in saved:
@@ -118,7 +166,7 @@ def _start(run: RunFolder, spec: ProcessSpec, ledger: Ledger, number: int, base:
     return training
 
 
-def _record(ledger: Ledger, step: int, lineage: str, *, is_replay: bool) -> tuple[BatchGroup, ...]:
+def _record(ledger: Ledger, step: int, lineage: str, answers: Answers, *, is_replay: bool) -> tuple[BatchGroup, ...]:
     """Record the batch of a step, with its samples if they are new."""
     first = (step - 1) * GROUPS
     groups = tuple(
@@ -130,28 +178,22 @@ def _record(ledger: Ledger, step: int, lineage: str, *, is_replay: bool) -> tupl
         entries.append(
             LedgerEntry(effect=RecordGroup(group_id=group.group_id, version=step - 1, started=group.group_id + 1))
         )
-        entries += [_sample(group.group_id, index, step - 1) for index in range(GROUP_SIZE)]
+        entries += [_sample(group.group_id, index, answers(group.group_id, index, step)) for index in range(GROUP_SIZE)]
     entries.append(LedgerEntry(effect=RecordBatch(step=step, lineage=lineage, groups=groups, is_replay=is_replay)))
     ledger.apply(entries)
     return groups
 
 
-def _sample(group_id: int, index: int, version: int) -> LedgerEntry:
-    rng = np.random.default_rng(100 * group_id + index)
-    length, reward = int(rng.integers(2, 12)), float(rng.integers(0, 3))
-    answer = Segment(
-        rng.integers(3, VOCABULARY, length).astype(np.int32),
-        (-rng.exponential(3.0, length)).astype(np.float32),
-        np.sort(rng.integers(max(0, version - 2), version + 1, length)).astype(np.int32),
-    )
-    prompt_P = np.random.default_rng(group_id).integers(3, VOCABULARY, 4).astype(np.int32)
+def _sample(group_id: int, index: int, trajectory: Trajectory) -> LedgerEntry:
+    _, reward = _length_and_reward(np.random.default_rng(100 * group_id + index))
     outcome = SampleOutcome(
-        lease_id=1, group_id=group_id, sample_index=index, num_tokens=length, first_version=answer.first_version,
-        last_version=answer.last_version, verdict_kind="scored", value=reward,
+        lease_id=1, group_id=group_id, sample_index=index, num_tokens=trajectory.num_sampled,
+        first_version=trajectory.first_version, last_version=trajectory.last_version, verdict_kind="scored",
+        value=reward,
     )  # fmt: skip
     return LedgerEntry(
         effect=StoreFinished(purpose="train", outcome=outcome, value=reward, is_kept=True),
-        trajectories=(Trajectory.from_prompt(prompt_P, answer, "stop"),),
+        trajectories=(trajectory,),
         verdict=Verdict(kind="scored", value=reward),
         response_text="an answer",
         worker="rollout-0",

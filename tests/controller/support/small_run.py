@@ -161,6 +161,9 @@ class NoProcesses:
     def cpu_seconds(self) -> dict[str, float]:
         return {name: 1.0 for name in self.now}
 
+    def queue_seconds(self) -> dict[str, float]:
+        return {}
+
     def died(self, loss: Loss) -> OperationError:
         if loss.is_divergence:
             return OperationError(loss.reason)

@@ -11,7 +11,7 @@ from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsW
 
 from areal_like.trajectory import Segment
 from areal_like.wire.messages import Sampling
-from rollout.engine.sampler import DrawPlan, cut, draw, uniforms
+from rollout.engine.sampler import DrawPlan, cut, draw, redraw, uniforms
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 0.0, -1.0, 1.0, -3.0, 0.5, 0.2])
@@ -204,3 +204,35 @@ def test_answer_continued_in_a_single_slot_has_the_bits_of_one_that_was_never_in
         assert rest.segment.logprobs_R.tobytes() == segment.logprobs_R[length:].tobytes()
 
     kit.run(body())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7), Sampling(top_p=0.8, top_k=5)], ids=str)
+def test_margin_is_how_far_the_number_is_from_the_range_of_the_recorded_token(sampling: Sampling) -> None:
+    """NumPy: the range of token t is from the sum of all probabilities before it to that with its own."""
+    numbers = torch.from_numpy(uniforms(5, 0, 200))
+    logits = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
+    plan = DrawPlan.of([sampling], 8, CPU)
+    drawn, _ = draw(logits, DrawPlan.of([sampling] * 200, 8, CPU), numbers)
+    again, logprobs, margins = redraw(logits, plan, numbers, drawn)
+    assert torch.equal(again, drawn)
+    assert margins.abs().max() == 0
+    recorded = torch.from_numpy(np.random.default_rng(0).integers(0, 8, (200, 1)))
+    again, logprobs, margins = redraw(logits, plan, numbers, recorded)
+    assert torch.equal(again, drawn)
+    full = torch.log_softmax(logits / sampling.temperature, -1)
+    assert torch.equal(logprobs, full.gather(-1, recorded))
+    supported = full if sampling.top_p == 1 else cut(full, torch.tensor([[5]]), torch.tensor([[0.8]]))
+    for row, (token, number) in enumerate(zip(recorded[:, 0].tolist(), numbers.tolist(), strict=True)):
+        shares = np.exp(supported[row].double().numpy())
+        shares /= shares.sum()
+        low, high = shares[:token].sum(), shares[: token + 1].sum()
+        expected = max(low - number, number - high, 0.0) if shares[token] else np.inf
+        assert margins[row, 0].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_number_at_a_border_is_within_rounding_of_both_tokens() -> None:
+    logits = torch.zeros(2, 4)
+    numbers = torch.tensor([0.5 - 1e-9, 0.5 + 1e-9], dtype=torch.float64)
+    drawn, _, margins = redraw(logits, DrawPlan.of([Sampling()], 4, CPU), numbers, torch.tensor([[2], [1]]))
+    assert drawn[:, 0].tolist() == [1, 2]
+    assert margins[:, 0].tolist() == pytest.approx([1e-9, 1e-9], abs=1e-10)

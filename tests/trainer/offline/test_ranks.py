@@ -16,7 +16,7 @@ from forked_jobs import JobServer
 from safetensors.torch import load_file
 from tiny_offline import digits, make_spec, rows_of_kind, run_until, write_rows
 
-from controller.wiring.process_specs import PRELOAD
+from controller.wiring.preload import PRELOAD
 from trainer.checkpoints.checkpoint import all_checkpoints
 from trainer.offline.loop import OfflineTraining
 from trainer.offline.spec import OfflineSpec

@@ -9,7 +9,7 @@ import pytest
 
 from controller.cli.main import main
 from controller.run_folder.run_folder import RunFolder
-from controller.runs.replay import capsule, replay
+from controller.runs.replay import capsule, regenerate, replay
 
 
 @pytest.fixture
@@ -42,6 +42,26 @@ def test_file_is_a_capsule(run: RunFolder, tmp_path: Path, monkeypatch: pytest.M
     assert calls == [file, (4, tmp_path / "new")]
     assert main(["replay", str(file), "--to", "4"]) == 2
     assert "a capsule contains only one step" in capsys.readouterr().err
+
+
+def test_answers_are_chosen_by_options_that_only_engine_takes(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(regenerate, "regenerate_run", lambda folder, **options: calls.append(options) or 1)
+    assert main(["replay", str(run.root), "--engine"]) == 1
+    assert main(["replay", str(run.root), "--engine", "--from", "3", "--to", "7", "--samples", "9", "--json"]) == 1
+    assert calls == [
+        {"first": None, "last": None, "num_samples": None, "as_json": False},
+        {"first": 3, "last": 7, "num_samples": 9, "as_json": True},
+    ]
+    for options in (["--samples", "9"], ["--json"]):
+        assert main(["replay", str(run.root), *options]) == 2
+        assert "add --engine, or remove these options" in capsys.readouterr().err
+    file = tmp_path / "step.capsule"
+    file.write_bytes(b"")
+    assert main(["replay", str(file), "--engine"]) == 2
+    assert "no weights of the versions that sampled its answers" in capsys.readouterr().err
 
 
 def test_run_without_a_trainer_and_a_full_disk_are_user_errors(
