@@ -2,9 +2,10 @@
 
 An epoch uses the rows that are complete when its first row is needed; new ones enter at the next epoch. With
 `data.train.new_share`, the files are also read every LOOK_DRAWS draws, and that share of the draws are rows that have
-entered since the epoch began. The extent of each epoch and look (rows, and bytes with their SHA-256 of each file) and
-the place, offset and hash of each new row are recorded in RUN/data/followed.jsonl before they are used, so a resume
-draws the same rows. What was read must not change: lines are only appended, and files only added.
+entered since the epoch began. The extent of each epoch and look (rows, and bytes with their SHA-256, of a folder those
+of each file that has grown) and the place, offset and hash of each new row are recorded in RUN/data/followed.jsonl
+before they are used, so a resume draws the same rows. What was read must not change: lines are only appended, and files
+only added.
 """
 
 from __future__ import annotations
