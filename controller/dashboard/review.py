@@ -29,6 +29,7 @@ from controller.dashboard.actions import Busy
 from controller.dashboard.command import listen, say
 from controller.dashboard.guarding import body_of, check_origin, guarded, html, static_file
 from controller.dashboard.pages import STATIC, asset, shell
+from controller.preflight.dataset.reading import find_sources
 from controller.runs.labels.relabel import DECISIONS, read_review, relabel
 
 COMMAND = "data review"
@@ -155,6 +156,8 @@ def review_command(
     """Serve the page until SIGINT or SIGTERM; return the exit status, 0. Raises UserError."""
     if target is not None and target.folder.exists():
         raise UserError("the folder already exists", where=str(target.folder), remedy="choose a different folder")
+    if target is not None:
+        find_sources(target.files)
     access = replace(Access.of(host, token), reads_need_token=True)
     made = ReviewPage(ReviewFile(Path(path).expanduser()), access, target)
     for name in STATIC:

@@ -181,6 +181,8 @@ def test_a_users_mistakes_are_named_before_the_page_is_served(
     assert "cannot be read" in capsys.readouterr().err
     assert main(["data", "review", str(review), "-o", str(tmp_path / "x")]) == 2
     assert "must be given together" in capsys.readouterr().err
+    assert main(["data", "review", str(review), str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "x")]) == 2
+    assert "no such file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["data", "review", str(review), "--port", "70000"])
     assert "not a port number" in capsys.readouterr().err
