@@ -26,7 +26,7 @@ class RegenerateSpec(StartSpec):
     """The recorded spec of a rollout worker. Its model is the starting model, which has the config and tokenizer."""
 
 
-class AnswerSpan(msgspec.Struct, frozen=True, array_like=True):
+class AnswerSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Consecutive tokens of one answer that were sampled by the version.
 
     turn: the answer's number in its sample. start: position of the first token in the trajectory; at least 1. position:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from areal_like import quick_exit
+from areal_like.device_names import names_gpu
 from areal_like.errors import UserError, WeightError
 from areal_like.process import run_blocking
 from areal_like.regenerate_files import (
@@ -136,7 +137,7 @@ class Regenerator:
 
 def _device(configured: str) -> str:
     """The device on which the run's engine computed, if it is here; otherwise the CPU."""
-    return configured if configured.startswith("cuda") and torch.cuda.is_available() else "cpu"
+    return configured if names_gpu(configured) and torch.cuda.is_available() else "cpu"
 
 
 def main(spec: RegenerateSpec) -> None:

@@ -86,6 +86,8 @@ def suggest_keys(root: type[Settings], path: str) -> list[str]:
     found = [f"{prefix}{near}" for near in nearest(leaf, here, count=2, cutoff=0.7)]
     elsewhere = sorted((p for p, knob in known.items() if knob.leaf == leaf), key=lambda p: -_overlap(p, path))
     found += [p.replace(".[].", ".0.") for p in elsewhere]
+    if parent and elsewhere and elsewhere[0].partition(".")[0] != path.partition(".")[0]:
+        found += nearest(path, known, count=1, cutoff=0.75)
     if not found:  # at the top, where most foreign keys are typed, a half of the letters is no likeness
         found = [f"{prefix}{near}" for near in nearest(leaf, here, count=2, cutoff=0.5 if parent else 0.7)]
         leaves: dict[str, list[str]] = {}

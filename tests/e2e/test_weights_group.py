@@ -46,4 +46,6 @@ def test_versions_by_a_process_group_carry_a_run_and_neither_a_killed_worker_nor
 
 def generations(log: Path, start: int = 0) -> set[str]:
     """Numbers of the groups by which a version went to both workers, found in the log from `start` on."""
-    return set(re.findall(r"to rollout-0, rollout-1 with \S+\.weights\.(\d+) in", log.read_text()[start:]))
+    return set(
+        re.findall(r"to rollout-0, rollout-1 through the process group \S+\.weights\.(\d+) in", log.read_text()[start:])
+    )

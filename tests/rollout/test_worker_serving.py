@@ -71,6 +71,7 @@ def test_a_warning_of_the_workflow_is_reported_to_the_controller(rig, fake):
 
     async def scenario(r):
         await r.ready(version=None)
+        await r.until(lambda: workflow.policy is not None, "the policy")
         workflow.policy.report("a conversation is not recorded")
         await r.until(lambda: r.got(m.Incident), "the warning")
         assert [one.text for one in r.got(m.Incident)] == ["a conversation is not recorded"]

@@ -177,11 +177,8 @@ class GroupRounds:
         took_s = time.monotonic() - started_s
         log.info(
             "sent version %d to %s through the process group %s in %.3f s",
-            round_.version,
-            ", ".join(members),
-            root.name,
-            took_s,
-        )
+            round_.version, ", ".join(members), root.name, took_s,
+        )  # fmt: skip
 
     def _call(self, round_: _Round, root: GroupRoot, rank: int, *, is_new: bool) -> GroupCall:
         return GroupCall(

@@ -162,7 +162,7 @@ def spans_of(trajectory: Trajectory, version: int, *, has_one_answer: bool) -> t
         if len(chosen):
             first, is_whole = int(chosen[0]), int(answer_R[-1]) - int(answer_R[0]) + 1 == len(answer_R)
             if is_whole:
-                spans.append(AnswerSpan(turn, int(answer_R[first]), first, len(chosen)))
+                spans.append(AnswerSpan(turn=turn, start=int(answer_R[first]), position=first, length=len(chosen)))
             else:  # an answer with given tokens in it has no known positions in the stream
                 spans += _runs(answer_R[chosen], first)
         done = end
@@ -173,5 +173,6 @@ def _runs(places: np.ndarray, first: int) -> list[AnswerSpan]:
     """Consecutive places, as spans of an unknown turn."""
     starts = [0, *(np.flatnonzero(np.diff(places) > 1) + 1).tolist(), len(places)]
     return [
-        AnswerSpan(UNKNOWN, int(places[start]), first + start, end - start) for start, end in itertools.pairwise(starts)
+        AnswerSpan(turn=UNKNOWN, start=int(places[start]), position=first + start, length=end - start)
+        for start, end in itertools.pairwise(starts)
     ]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from areal_like.config import ProcessSpec
+from areal_like.device_names import names_cpu
 from areal_like.errors import LedgerError, UserError
 from areal_like.regenerate_files import INTEGERS, AnswerSpan, RegenerateSpec, SampledTokens, VersionOrder
 from areal_like.trajectory import Trajectory
@@ -144,7 +145,7 @@ class Regeneration:
         return comparison
 
     def _tolerances(self, device: str) -> Tolerances:
-        if not self.engine.is_exact or device != "cpu":
+        if not self.engine.is_exact or not names_cpu(device):
             return ROUNDED
         return EXACT if self.engine.can_redraw else SERVER
 

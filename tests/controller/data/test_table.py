@@ -127,7 +127,7 @@ class TestColumns:
             ({"prompt": " ", "answer": "1"}, "is empty"),
             ({"prompt": 3, "answer": "1"}, "text or a list of messages, not int"),
             ({"prompt": [], "answer": "1"}, "is empty"),
-            ({"prompt": [{"role": "user"}], "answer": "1"}, "a `role` and a `content`"),
+            ({"prompt": [{"role": "user"}], "answer": "1"}, "a `role`, and a `content` or `tool_calls`"),
             ({"prompt": "p", "answer": "1", "big": 2**70}, "64 bits"),
             ({"prompt": "p\ud800", "answer": "1"}, "an unpaired surrogate"),
         ],

@@ -120,7 +120,7 @@ def test_an_unreadable_line_without_schema_stops_with_its_place(tmp_path: Path) 
         ("rows.csv", b"a,b\n", "rows.csv: the file is not a supported type of data file"),
         ("rows.json", b"{}", "rows.json: the file must contain a list of rows"),
         ("rows.jsonl.gz", b"not gzip", "rows.jsonl.gz: the file cannot be read"),
-        ("folder", None, "folder: is a folder"),
+        ("folder", None, "folder: the path is a folder"),
         ("missing.jsonl", None, "missing.jsonl: no such file"),
     ],
 )
