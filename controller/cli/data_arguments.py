@@ -159,7 +159,7 @@ def _add_review(parts: Any, make: Callable[..., Any]) -> None:
     )  # fmt: skip
     review.add_argument("review", metavar="REVIEW", help="output of `areal-like data labels -o`")
     review.add_argument("files", nargs="*", metavar="FILE", help="data file or glob pattern that the review is about")
-    review.add_argument("-o", "--output", metavar="FOLDER", help="folder of the new set, which must not exist")
+    review.add_argument("-o", "--output", metavar="FOLDER", help="output folder, which must not exist")
     review.add_argument(
         "--id-column", default="id", metavar="NAME", help="column that corresponds to `key` in the review (default: id)"
     )

@@ -81,7 +81,9 @@ def _cookie(command: str) -> str:
 def check_origin(access: Access, request: web.Request) -> None:
     """Refuse a request that a page of another site sent."""
     if not access.is_same_origin(request.headers):
-        raise web.HTTPForbidden(text="the request comes from a different origin")
+        raise web.HTTPForbidden(
+            text="the request was refused, because it comes from a different origin than this server"
+        )
 
 
 async def body_of(request: web.Request) -> dict[str, Any]:

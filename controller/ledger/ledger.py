@@ -522,6 +522,8 @@ def _unreadable(path: Path, error: Exception) -> LedgerError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended code
     if isinstance(error, OSError) or code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL):
         return LedgerError(f"{path} cannot be opened ({error}); check the disk and its free space")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LedgerError(f"{path} is locked by another program ({error}); end the program that has the file open")
     return LedgerError(f"{path} is damaged ({error}); {REMEDY}")
 
 
