@@ -151,6 +151,10 @@ class NoProcesses:
         """Empty."""
         return {}
 
+    def queue_seconds(self) -> dict[str, float]:
+        """Empty."""
+        return {}
+
 
 class AnyRows:
     """Rows whose prompt is the number of the group."""

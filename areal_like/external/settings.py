@@ -140,5 +140,7 @@ class ExternalModelOptions(ModelEndpointOptions):
     @model_validator(mode="after")
     def _fields_are_free(self) -> ExternalModelOptions:
         if found := sorted(OF_A_CALL & set(self.extra_body)):
-            raise ValueError(f"extra_body.{found[0]} is set by each call and cannot be changed")
+            raise ValueError(
+                f"extra_body must not contain `{found[0]}`, which areal_like sets; remove it from extra_body"
+            )
         return self

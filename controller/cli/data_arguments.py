@@ -7,6 +7,7 @@ from typing import Any
 
 from areal_like.arguments import price, processes, seconds, share, whole
 from controller.cli.serve_arguments import temperature
+from controller.dashboard.arguments import port
 from controller.runs.labels.defaults import MIN_AGREEMENT, MIN_ANSWERS, MOST
 
 _EPILOG = """\
@@ -158,7 +159,7 @@ def _add_review(parts: Any, make: Callable[..., Any]) -> None:
     )  # fmt: skip
     review.add_argument("review", metavar="REVIEW", help="output of `areal-like data labels -o`")
     review.add_argument("files", nargs="*", metavar="FILE", help="data file or glob pattern that the review is about")
-    review.add_argument("-o", "--output", metavar="FOLDER", help="folder of the new set, which must not exist")
+    review.add_argument("-o", "--output", metavar="FOLDER", help="output folder, which must not exist")
     review.add_argument(
         "--id-column", default="id", metavar="NAME", help="column that corresponds to `key` in the review (default: id)"
     )
@@ -166,7 +167,7 @@ def _add_review(parts: Any, make: Callable[..., Any]) -> None:
         "--columns", action="append", default=[], metavar="ROLE=NAME", help="as for `areal-like data clean`"
     )
     review.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    review.add_argument("--port", type=whole, default=0, help="port (default: any free port)")
+    review.add_argument("--port", type=port, default=0, help="port (default: any free port)")
     review.add_argument("--token", help="token of the page (default: a generated one, which is printed)")
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from controller.config.run_config import RunConfig
 
-RED_TEAM_METRICS = ("red_team_refused", "red_team_unsafe")
+UNSAFE = "red_team_unsafe"
+RED_TEAM_METRICS = ("red_team_refused", UNSAFE)
 """Shares of the answers to data.red_team."""
 ACCURACY, PASS = "accuracy", "pass_at_"
 

@@ -159,6 +159,8 @@ class OpenLineageSettings(Settings):
     @model_validator(mode="after")
     def _check_url(self) -> OpenLineageSettings:
         if self.url is None:
+            if self.key_env is not None:
+                raise ValueError("`key_env` has no effect without `url`: set `url`, or remove `key_env`")
             return self
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -26,6 +26,7 @@ from areal_like.errors import UserError
 TOKEN_VARIABLE = "AREAL_LIKE_DASHBOARD_TOKEN"
 TOKEN_HEADER = "X-Areal-Like-Token"
 COOKIE = "areal_like_dashboard"
+"""Cookie of the dashboard; other commands add their name (guarding.py)."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,200}")
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (

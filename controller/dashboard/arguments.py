@@ -34,7 +34,7 @@ def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
     command.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
     command.add_argument(
         "--port",
-        type=_port,
+        type=port,
         default=8787,
         metavar="N",
         help="port to listen on (default: 8787); 0 chooses any free port",
@@ -47,7 +47,8 @@ def add_dashboard(commands: Any, make: Callable[..., Any]) -> None:
     )
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """Parse the number of a port. Raises ArgumentTypeError."""
     number = whole(text)
     if number > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port number (0 to 65535)")

@@ -25,7 +25,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def guarded(access: Access, command: str) -> Middleware:
     """Make the middleware that checks every request and turns errors into responses.
 
-    command: that printed the address, such as `dashboard`.
+    command: that printed the address, such as `dashboard`. Cookies of a host are sent to all of its ports, so each
+    command has one of its own.
     """
 
     @web.middleware
@@ -65,18 +66,24 @@ def _check(access: Access, request: web.Request, command: str) -> None:
     if is_page and access.is_token(request.query.get("token")):
         # Removed from the URL, so that it is in no history and no log; from here on it is sent as a cookie.
         found = web.HTTPSeeOther(request.rel_url.raw_path)
-        found.set_cookie(COOKIE, access.token, httponly=True, samesite="Strict", path="/")
+        found.set_cookie(_cookie(command), access.token, httponly=True, samesite="Strict", path="/")
         raise found
-    given = [request.headers.get(TOKEN_HEADER), request.cookies.get(COOKIE)]
+    given = [request.headers.get(TOKEN_HEADER), request.cookies.get(_cookie(command))]
     if not any(map(access.is_token, given)):
         wrong = "the token is wrong" if any(given) or "token" in request.query else "this address needs a token"
         raise web.HTTPUnauthorized(text=f"{wrong}; open the address that `areal-like {command}` printed")
 
 
+def _cookie(command: str) -> str:
+    return COOKIE if command == "dashboard" else f"{COOKIE}_{command.replace(' ', '_')}"
+
+
 def check_origin(access: Access, request: web.Request) -> None:
     """Refuse a request that a page of another site sent."""
     if not access.is_same_origin(request.headers):
-        raise web.HTTPForbidden(text="the request comes from a different origin")
+        raise web.HTTPForbidden(
+            text="the request was refused, because it comes from a different origin than this server"
+        )
 
 
 async def body_of(request: web.Request) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from controller.dashboard.actions import Busy
 from controller.dashboard.command import listen, say
 from controller.dashboard.guarding import body_of, check_origin, guarded, html, static_file
 from controller.dashboard.pages import STATIC, asset, shell
+from controller.preflight.dataset.reading import find_sources
 from controller.runs.labels.relabel import DECISIONS, read_review, relabel
 
 COMMAND = "data review"
@@ -45,7 +46,9 @@ class ReviewFile:
         """Raises UserError: the file cannot be read, or is no review."""
         read_review(path)
         self.path = path
-        self._stamp, self._lines = _stamp(path), path.read_text(encoding="utf-8").splitlines()
+        self._stamp = _stamp(path)
+        with path.open(encoding="utf-8") as lines:  # splitlines() would also split at signs within a text
+            self._lines = [line.rstrip("\n") for line in lines]
         self._entries: dict[int, dict[str, Any]] = {
             number: json.loads(line) for number, line in enumerate(self._lines) if line.strip()
         }
@@ -78,6 +81,7 @@ class ReviewFile:
         shutil.copymode(self.path, fresh)
         flush_to_disk(fresh)
         fresh.replace(self.path)
+        flush_to_disk(self.path.parent)
         self._lines, self._entries[number], self._stamp = lines, entry, _stamp(self.path)
 
     def counts(self) -> Counter[str]:
@@ -152,6 +156,8 @@ def review_command(
     """Serve the page until SIGINT or SIGTERM; return the exit status, 0. Raises UserError."""
     if target is not None and target.folder.exists():
         raise UserError("the folder already exists", where=str(target.folder), remedy="choose a different folder")
+    if target is not None:
+        find_sources(target.files)
     access = replace(Access.of(host, token), reads_need_token=True)
     made = ReviewPage(ReviewFile(Path(path).expanduser()), access, target)
     for name in STATIC:

@@ -26,6 +26,7 @@ from controller.report import overview, page
 from controller.report.answers import held_out_answers
 from controller.report.charts import number
 from controller.report.data import RunData, checked_pulse, read_settings, with_values
+from controller.report.paired import as_arrays
 from controller.report.timeline import PulseTimeline, Timeline
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.facts import Facts, read_facts
@@ -114,7 +115,7 @@ class RunView:
         elif kind == "eval" and isinstance(row.get("version"), int):
             self._evals[row["version"]] = row
         elif kind == "eval_values" and isinstance(row.get("version"), int):
-            self._values[row["version"]] = row
+            self._values[row["version"]] = as_arrays(row)  # compared at each refresh
         elif kind == "slices" and isinstance(row.get("version"), int):
             self._slices[row["version"]] = row
         elif kind == "pulse":

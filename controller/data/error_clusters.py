@@ -9,6 +9,7 @@ Legend: N rows.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ MAX_ROWS = 20_000
 """Rows whose prompts are compared."""
 MAX_CHARS = 2_000
 """Characters of a prompt that are read."""
+MAX_ALL_CHARS = 2_000_000
+"""Characters of all prompts that are read: two seconds of the controller, and some 100 MB."""
 MAX_TESTED = 50
 """Phrases that are tested exactly: those with the largest excess of wrong rows."""
 MIN_WRONG = 3
@@ -95,7 +98,8 @@ def form_of(answer: str, expected: str) -> str:
         return "the opposite sign"
     if abs(last - right) == 1:
         return "wrong by one"
-    if last and right and abs(np.log10(abs(last / right)) - round(np.log10(abs(last / right)))) < 1e-9:
+    ratio = abs(last / right) if right else 0.0
+    if 0 < ratio < math.inf and abs(math.log10(ratio) - round(math.log10(ratio))) < 1e-9:
         return "wrong by a power of ten"
     return "the right number is not the last one" if right in map(float, numbers) else ""
 
@@ -108,9 +112,10 @@ def by_phrase(prompts: Sequence[str], is_solved_N: np.ndarray) -> list[Cluster]:
         is_solved_N: whether the row is solved, bool.
     """
     prompts, is_solved_N = prompts[:MAX_ROWS], is_solved_N[:MAX_ROWS]
+    num_chars = min(MAX_CHARS, MAX_ALL_CHARS // max(1, len(prompts)))
     places: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
-        for phrase in set(phrases(prompt[:MAX_CHARS])):
+        for phrase in set(phrases(prompt[:num_chars])):
             places.setdefault(phrase, []).append(place)
     known = {phrase: np.array(rows) for phrase, rows in places.items() if len(rows) >= MIN_ANSWERS}
     left_N = np.ones(len(prompts), dtype=bool)

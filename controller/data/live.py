@@ -2,9 +2,10 @@
 
 An epoch uses the rows that are complete when its first row is needed; new ones enter at the next epoch. With
 `data.train.new_share`, the files are also read every LOOK_DRAWS draws, and that share of the draws are rows that have
-entered since the epoch began. The extent of each epoch and look (rows, and bytes with their SHA-256 of each file) and
-the place, offset and hash of each new row are recorded in RUN/data/followed.jsonl before they are used, so a resume
-draws the same rows. What was read must not change: lines are only appended, and files only added.
+entered since the epoch began. The extent of each epoch and look (rows, and bytes with their SHA-256, of a folder those
+of each file that has grown) and the place, offset and hash of each new row are recorded in RUN/data/followed.jsonl
+before they are used, so a resume draws the same rows. What was read must not change: lines are only appended, and files
+only added.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     """Of these bytes; of several files, of their SHA-256 one after the other."""
     files: tuple[FilePart, ...] = ()
-    """Of a folder, in the order in which files were found."""
+    """Of a folder: the files that have grown since the extent before, in the order in which files were found."""
     is_look: bool = False
     """Whether the epoch had begun before."""
     new_rows: tuple[NewRow, ...] = ()
@@ -163,6 +164,11 @@ class LiveTable(Table):
         if self._is_folder and not found:
             remedy = "write a file of rows (.jsonl) into the folder"
             raise UserError("the folder contains no .jsonl file", where=f"{KEY}: {source.path}", remedy=remedy)
+        if not self._is_folder and found[0].suffix != ".jsonl":
+            remedy = f"set {KEY}.path to a .jsonl file, or to a folder of such files"
+            raise UserError(
+                "the file cannot be followed, because it is no .jsonl file", where=str(found[0]), remedy=remedy
+            )
         self._files: list[_LiveFile] = [] if self._is_folder else [_LiveFile(found[0])]
         self._offsets, self._numbers, self._kept = array("Q"), array("Q"), array("Q")
         self._places = array("I")
@@ -218,7 +224,9 @@ class LiveTable(Table):
         extent = next((one for one in self.extents if index < one.rows), None)
         if extent is None:
             return {}
-        part: FilePart | Extent = extent.files[self._places[self._kept[index]]] if extent.files else extent
+        path = self._files[self._places[self._kept[index]]].path
+        own = (one for one in extent.files if self._here(one) == path)
+        part: FilePart | Extent = next(own, extent)
         return {"bytes": part.offset, "sha256": part.sha256}
 
     def index_at(self, name: str, number: int) -> int | None:
@@ -236,6 +244,7 @@ class LiveTable(Table):
         that begins now, or of a look within one. Raises OperationError if a file became shorter.
         """
         before, num_skipped = len(self._kept), len(self.skipped)
+        ends = [file.end for file in self._files] if self.extents else []
         digests = self._append(None) if epoch or is_look else {}
         new = tuple(
             NewRow(where=self.where(index), offset=self._offsets[place], sha256=digests[place])
@@ -243,8 +252,8 @@ class LiveTable(Table):
             for place in (self._kept[index],)
         )
         extent = Extent(
-            epoch=epoch, first_draw=first_draw, rows=len(self._kept), **self._read_so_far(), is_look=is_look,
-            new_rows=new, skipped=tuple(self.skipped[num_skipped:]),
+            epoch=epoch, first_draw=first_draw, rows=len(self._kept), **self._read_so_far(),
+            files=self._grown(ends), is_look=is_look, new_rows=new, skipped=tuple(self.skipped[num_skipped:]),
         )  # fmt: skip
         for words in extent.skipped:
             log.warning("skipping an appended line: %s", words)
@@ -256,7 +265,12 @@ class LiveTable(Table):
         if not self._is_folder:
             return {"offset": parts[0].offset, "sha256": parts[0].sha256}
         digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
-        return {"offset": sum(part.offset for part in parts), "sha256": digest, "files": tuple(parts)}
+        return {"offset": sum(part.offset for part in parts), "sha256": digest}
+
+    def _grown(self, ends: Sequence[int]) -> tuple[FilePart, ...]:
+        """Of a folder: the files of which more was read than before. ends: bytes that were read of the first files."""
+        grown = (file for place, file in enumerate(self._files) if place >= len(ends) or file.end > ends[place])
+        return tuple(file.part() for file in grown) if self._is_folder else ()
 
     def _grow_to(self, extent: Extent) -> None:
         self._append(extent)
@@ -300,7 +314,8 @@ class LiveTable(Table):
         else:
             known = {file.path for file in self._files}
             self._files += [_LiveFile(path) for part in until.files if (path := self._here(part)) not in known]
-            ends = [part.offset for part in until.files]
+            offsets = {self._here(part): part.offset for part in until.files}
+            ends = [offsets.get(file.path, file.end) for file in self._files]
         for place, (file, end) in enumerate(zip(self._files, ends, strict=True)):
             yield from ((place, *line) for line in file.new_lines(end))
 

@@ -236,18 +236,17 @@ class Ledger:
         Raises:
             LedgerError: the disk is full, or the file is damaged.
         """
-        marks = ",".join("?" * len(groups))
-        condition = f"group_id IN ({marks})"
+        doomed = set(groups)
         try:
-            live = self._db.execute(f"SELECT group_id FROM groups WHERE fate = 'live' AND {condition}", groups)
-            effects: list[Effect] = [DropGroup(group_id=one, reason=ERASED) for (one,) in live.fetchall()]
+            live = self._db.execute("SELECT group_id FROM groups WHERE fate = 'live'").fetchall()
+            effects: list[Effect] = [DropGroup(group_id=one, reason=ERASED) for (one,) in live if one in doomed]
             effects += [RecordIncident(kind=ERASED, text=" ".join(map(str, groups)))] if groups else []
             self.apply([LedgerEntry(effect=effect) for effect in effects])
             self._db.execute("BEGIN IMMEDIATE")
-            num_samples = self._db.execute(
-                f"UPDATE samples SET file = NULL WHERE file IS NOT NULL AND {condition}", groups
-            ).rowcount
-            self._db.execute(f"DELETE FROM partials WHERE {condition}", groups)
+            keys = [(group,) for group in groups]  # there may be more than the variables of one statement
+            statement = "UPDATE samples SET file = NULL WHERE file IS NOT NULL AND group_id = ?"
+            num_samples = max(0, self._db.executemany(statement, keys).rowcount)
+            self._db.executemany("DELETE FROM partials WHERE group_id = ?", keys)
             self._db.execute("COMMIT")
             self._segments.discard()
             num_bytes = sum(self._segments.scrub(number, self._records_in(number)) for number in self._segments.sizes())
@@ -523,6 +522,8 @@ def _unreadable(path: Path, error: Exception) -> LedgerError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended code
     if isinstance(error, OSError) or code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL):
         return LedgerError(f"{path} cannot be opened ({error}); check the disk and its free space")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LedgerError(f"{path} is locked by another program ({error}); end the program that has the file open")
     return LedgerError(f"{path} is damaged ({error}); {REMEDY}")
 
 

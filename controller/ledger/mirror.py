@@ -92,7 +92,10 @@ class LedgerHome:
                     (self.run_dir / f"{LEDGER_FILE}.new").replace(self.run_dir / LEDGER_FILE)
                     self._drop_segments(needed)
                     return
-        raise LedgerError(f"{self.folder} could not be copied, because tokens were removed repeatedly during the copy")
+        raise LedgerError(
+            f"the ledger in {self.folder} could not be copied: in each of {MAX_TRIES} attempts, the run deleted "
+            "sampled tokens during the copy"
+        )
 
     async def keep_up(self, saved_version: Callable[[], int], every_s: float, say: Callable[[str], None]) -> None:
         """Copy every `every_s` seconds, and as soon as a checkpoint is saved, until cancelled."""

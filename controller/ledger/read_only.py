@@ -58,9 +58,8 @@ def check_schema(db: sqlite3.Connection, folder: RunFolder) -> None:
     schema = schema_version(db)
     if not is_readable(schema):
         raise UserError(
-            f"the ledger was written by a different version of areal_like (schema version {schema}; this version reads "
-            "up to "
-            f"{SCHEMA_VERSION})",
+            f"the ledger was written by a different version of areal_like: it has schema version {schema}, and this "
+            f"version supports schema versions up to {SCHEMA_VERSION}",
             where=str(folder.ledger),
             remedy="use the version of areal_like that wrote the ledger",
         )

@@ -307,7 +307,7 @@ class SegmentStore:
         with self.path(number).open("r+b") as file:
             end = file.seek(0, os.SEEK_END)
             for offset, size in [*sorted(kept), (end, 0)]:
-                while place < offset:
+                while place < min(offset, end):  # a damaged file may end before a record
                     file.seek(place)
                     old = file.read(min(SCRUB_BYTES, offset - place))
                     if old.strip(b"\0"):

@@ -89,14 +89,14 @@ def find(data: RunData) -> list[Rated]:
         found.append(Rated(Weight.SIGNAL, finding, abs(number(weak[0], "difference"))))
     if fallen := falls(data.slices):
         words = [
-            f"{one.name} fell from {_percent(one.before)} (version {one.version}) to {_percent(one.after)}"
+            f"{one.name}, from {_percent(one.before)} (version {one.version}) to {_percent(one.after)}"
             for one in fallen[:MAX_NAMED]
         ]
         detail = f"The accuracy of all other answers changed by {100 * fallen[0].of_rest:+.1f} percentage points"
         finding = Finding(
             "slice_worse",
             "warning",
-            f"The accuracy of a part of the evaluation fell: {'; '.join(words)}",
+            f"The accuracy fell in {plural(len(fallen), 'slice')} of the evaluation: {'; '.join(words)}",
             sentences(detail),
             "Compare the answers of both versions; add such rows to data.train, or keep the earlier checkpoint",
         )

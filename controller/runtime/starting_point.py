@@ -63,7 +63,7 @@ def restore_tally(tally: Tally, ledger: Ledger, start: StartingPoint, metrics: P
         if version <= start.version:
             tally.add_evaluation(version, values if tally.layout is None else tally.layout.counted(values))
     for row in rows_of(metrics, "eval"):
-        if row.get("version") in tally.eval_metrics:
+        if isinstance(row.get("version"), int) and row["version"] in tally.eval_metrics:
             found = {name: row[name] for name in RED_TEAM_METRICS if name in row}
             tally.eval_metrics[row["version"]].update(found)
     tally.answers.restore(metrics, start.version)

@@ -37,6 +37,16 @@ TYPES = {"completed": "COMPLETE", "finished": "COMPLETE", "stopped": "ABORT", "f
 """Type of the last event by the status of the run."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes an error of a redirect: urllib would send the key to any host, and the event as an empty GET."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
 class OpenLineageSink:
     """Sends events. A run that is resumed has the same run id, and starts with another START."""
 
@@ -48,10 +58,15 @@ class OpenLineageSink:
         self._namespace, self._folder, self._url = settings.namespace, folder, settings.url
         self._key = ""
         if settings.key_env is not None:
-            self._key = os.environ.get(settings.key_env, "")
+            self._key = os.environ.get(settings.key_env, "").strip()  # a file with a key often ends with a line break
             if not self._key:
                 what = f"the environment variable {settings.key_env} is not set"
                 raise UserError(what, where=f"{KEY}.key_env", remedy="set it to the key, or remove this setting")
+            if not (self._key.isascii() and self._key.isprintable()):
+                what = (
+                    f"the environment variable {settings.key_env} is not a key: it has control or non-ASCII characters"
+                )
+                raise UserError(what, where=f"{KEY}.key_env", remedy="set it to the key alone")
         self._path = Path(settings.file).expanduser() if settings.file else folder / FILE
         if self._url is None:
             try:
@@ -105,7 +120,7 @@ class OpenLineageSink:
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         request = urllib.request.Request(f"{self._url.rstrip('/')}{PATH}", body, headers, method="POST")
         try:
-            urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
+            _OPENER.open(request, timeout=TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
             with error:
                 raise OSError(f"the server answered with status {error.code}") from None

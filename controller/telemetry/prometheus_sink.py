@@ -75,7 +75,7 @@ class PrometheusSink:
                 where=f"metrics.prometheus: {host}:{port}",
                 remedy="set metrics.prometheus.port=0 to use any free port"
                 if is_taken
-                else "set metrics.prometheus.host=127.0.0.1, or a port of at least 1024",
+                else "set metrics.prometheus.host=127.0.0.1, or use a port of at least 1024",
             ) from error
         shown = f"[{host}]" if self._server.address_family == socket.AF_INET6 else host
         self.url = f"http://{shown}:{self._server.server_port}/metrics"

@@ -199,7 +199,7 @@ class HostPool:
             self.counters["failed_starts"] += 1
             self._num_failed_starts += 1
             log.error(
-                "an environment process did not start (%d consecutive failures): %s", self._num_failed_starts, error
+                "an environment process did not start (consecutive failures: %d): %s", self._num_failed_starts, error
             )
             if self._num_failed_starts >= MAX_FAILED_STARTS:
                 raise OperationError(f"environment processes can no longer be started: {error}") from error

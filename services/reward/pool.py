@@ -259,7 +259,7 @@ class Pool:
         except (Died, UserError) as error:
             self.counters["failed_starts"] += 1
             self._num_failed_starts += 1
-            log.error("a scoring process did not start (%d consecutive failures): %s", self._num_failed_starts, error)
+            log.error("a scoring process did not start (consecutive failures: %d): %s", self._num_failed_starts, error)
             if self._num_failed_starts >= MAX_FAILED_STARTS:
                 raise OperationError(f"scoring processes can no longer be started: {error}") from error
 

@@ -168,7 +168,9 @@ class JudgeOptions(ModelEndpointOptions):
             raise ValueError(f"correct_at ({self.correct_at:g}) must be greater than min_score and at most max_score")
         names = {"model", "messages", "temperature", "max_tokens", "max_completion_tokens", "stream", "n"}
         if taken := sorted(names & set(self.extra_body)):
-            raise ValueError(f"extra_body.{taken[0]} is set by the scorer and cannot be changed")
+            raise ValueError(
+                f"extra_body must not contain `{taken[0]}`, which areal_like sets; remove it from extra_body"
+            )
         return self
 
 

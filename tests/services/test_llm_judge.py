@@ -193,7 +193,7 @@ def test_version_changes_with_the_rubric_in_a_file_and_not_with_the_key(
         ({"score_regex": "score"}, "one group"),
         ({"min_score": 5, "max_score": 5}, "must be less than max_score"),
         ({"correct_at": 11}, "correct_at"),
-        ({"extra_body": {"temperature": 1}}, "extra_body.temperature is set by the scorer and cannot be changed"),
+        ({"extra_body": {"temperature": 1}}, "extra_body must not contain `temperature`"),
         ({"base_url": "localhost:8000"}, "not a valid URL"),
         ({"key_env": "SURELY_NOT_SET"}, "contains no key"),
     ],

@@ -75,8 +75,7 @@ def check(
         raise UserError(
             f"the log-probs of {type(model).__name__} are not finite",
             where="model",
-            remedy="download the model again or use an earlier checkpoint, because the weights or config.json are "
-            "damaged",
+            remedy="the weights or config.json may be damaged: download the model again, or use an earlier checkpoint",
         )
     if not difference <= TOLERANCE_NATS[dtype]:
         raise UserError(

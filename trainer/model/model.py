@@ -119,7 +119,9 @@ def weight_files(folder: Path) -> list[Path]:
             named = set(json.loads(index.read_text())["weight_map"].values())
             names = sorted(str(Path(name)) for name in named)
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise UserError("the index is damaged", where=str(index), remedy="download the file again") from error
+            raise UserError(
+                f"the index cannot be read ({first_line(error)})", where=str(index), remedy="download the file again"
+            ) from error
         for name in names:
             if not (folder / name).is_file():
                 raise UserError(

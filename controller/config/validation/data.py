@@ -12,10 +12,13 @@ from areal_like import limits, templates
 from areal_like.config import BUILT_IN_CHAT_TOKENIZERS, BUILT_IN_TOKENIZERS
 from areal_like.import_path import is_import_path
 from areal_like.prompts import RESERVED_KWARGS
-from areal_like.red_team import RED_TEAM
+from areal_like.red_team import RED_TEAM, RedTeamSettings
 from controller.config.data_settings import eval_key
 from controller.config.problems import Problem
 from controller.config.run_config import BUILT_IN_GENERATORS, DataSource, RunConfig
+
+_NOT_FOLLOWED = (".json", ".gz", ".parquet", ".csv", ".tsv", ".txt")
+"""Ends of names of files to which no lines of JSON can be appended."""
 
 
 def data_problems(config: RunConfig) -> Iterator[Problem]:
@@ -38,6 +41,8 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         if RED_TEAM in config.data.eval_sets:
             what = "is the name of the set data.red_team"
             yield Problem((f"data.eval_sets.{RED_TEAM}",), what, "choose a different name")
+    elif config.rollout.red_team != RedTeamSettings():
+        yield Problem(("rollout.red_team", "data.red_team"), "has no effect without data.red_team", "set data.red_team")
     if config.data.eval is not None and config.data.eval_sets:
         what = "data.eval and data.eval_sets are mutually exclusive"
         yield Problem(("data.eval_sets", "data.eval"), what, "set only one of the two")
@@ -81,8 +86,8 @@ def _follow(config: RunConfig) -> Iterator[Problem]:
         if train.new_share is not None:
             yield Problem(("data.train.new_share", key), "has no effect without data.train.follow", f"set {key}: true")
         return
-    is_named = train.path is not None and (train.path.endswith(".jsonl") or "." not in train.path.rpartition("/")[2])
-    if train.path is None or not is_named or any(sign in train.path for sign in "*?["):
+    # Whether it is a folder is found when it is read; a folder may have a dot in its name.
+    if train.path is None or train.path.endswith(_NOT_FOLLOWED) or any(sign in train.path for sign in "*?["):
         yield Problem(
             (key, "data.train.path"),
             "this key requires a single .jsonl file to which lines are appended, or a folder of such files",

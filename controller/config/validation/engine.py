@@ -139,8 +139,8 @@ def _tool_problems(config: RunConfig) -> Iterator[Problem]:
     if timeout_s is not None and timeout_s >= environment.step_timeout_s:
         yield Problem(
             ("reward.environment.options.call_timeout_s", "reward.environment.step_timeout_s"),
-            f"a tool call may take {timeout_s:g} s, but the process of the tool is killed after "
-            f"{environment.step_timeout_s:g} s",
+            f"call_timeout_s ({timeout_s:g} s) must be less than step_timeout_s ({environment.step_timeout_s:g} s), "
+            "the time limit of the whole step",
             "reduce call_timeout_s, or increase step_timeout_s",
         )
     if num_bytes is not None and num_bytes > environment.max_observation_kb << 10:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from controller.config.eval_metrics import metric_names
+from controller.config.eval_metrics import UNSAFE, metric_names
 from controller.config.problems import Problem, nearest
 from controller.config.run_config import RunConfig
 
@@ -32,6 +32,9 @@ def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
                 f"no evaluation provides the metric `{rule.metric}`",
                 f"use one of {', '.join(near)}",
             )
+        elif rule.metric == UNSAFE and rule.mode == "max":
+            what = f"more of {UNSAFE} is worse, but this key is max"
+            yield Problem((f"{key}.mode", f"{key}.metric"), what, f"set {key}.mode: min")
     if checkpoint.best is not None and checkpoint.every_s is None:
         every = checkpoint.every_steps
         if not every or config.eval.every_steps % every:

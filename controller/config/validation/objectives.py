@@ -23,6 +23,7 @@ from trainer.objectives.registry import (
     reads_values,
 )
 
+PATH_FORM = "use the form module:function, for example my_package.losses:my_loss"
 WITHIN_GROUP = frozenset(name for name, one in ADVANTAGES.items() if one.is_within_group)
 """Built-in advantages that compare a sample only with its own group."""
 
@@ -39,13 +40,13 @@ def loss_problems(config: RunConfig) -> Iterator[Problem]:
     """Find problems of trainer.loss."""
     loss = config.trainer.loss
     if ":" in loss.kind and not is_import_path(loss.kind):
-        yield Problem(("trainer.loss.kind",), f"there is no loss `{loss.kind}`", "use the form module:function")
+        yield Problem(("trainer.loss.kind",), f"`{loss.kind}` is not a valid import path", PATH_FORM)
     for number, one in enumerate(loss.corrections):
         if ":" in one.kind and not is_import_path(one.kind):
             yield Problem(
                 (f"trainer.loss.corrections.{number}.kind",),
-                f"there is no correction `{one.kind}`",
-                "use the form module:function",
+                f"`{one.kind}` is not a valid import path",
+                PATH_FORM,
             )
     has_critic, has_versions = config.trainer.critic is not None, config.trainer.version_logprobs is not None
     is_free = is_for_any_policy(config)
@@ -129,8 +130,8 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     if ":" in advantage.kind and not is_import_path(advantage.kind):
         yield Problem(
             ("trainer.advantage.kind",),
-            f"there is no advantage estimator `{advantage.kind}`",
-            "use the form module:function",
+            f"`{advantage.kind}` is not a valid import path",
+            PATH_FORM,
         )
     has_critic = config.trainer.critic is not None
     has_teacher = config.trainer.teacher is not None

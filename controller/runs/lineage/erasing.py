@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from areal_like.durable import flush_to_disk
 from areal_like.errors import UserError
+from areal_like.external.records import FOLDER as EXTERNAL
 from controller.data.cleaned_rows import cleaned_folder
 from controller.data.origins import ROWS, split_place
 from controller.ledger.ledger import Ledger
 from controller.ledger.mirror import HOME_FILE
+from controller.report.finding import plural
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.seal import break_seal, read_seal, write_seal
 from controller.runs.lineage.answer import Answer
@@ -94,6 +98,8 @@ def _remains(made: Erasure, folder: RunFolder) -> Iterator[str]:
         "rewards, lengths and digests of its samples in ledger.sqlite; logs, reasons of verdicts and metrics, in which "
         "your own code may have quoted it; sinks, capsules and copies outside of the run's folder"
     )
+    if (folder.root / EXTERNAL).is_dir():
+        yield f"requests to external models and their answers in {EXTERNAL}/, which may have the row's texts: delete it"
     if (folder.root / HOME_FILE).is_file():
         yield f"the copy of the ledger on the disk of the controller's machine, which {HOME_FILE} names"
     if made.own_lines:
@@ -128,7 +134,7 @@ def erase(made: Erasure, folder: RunFolder) -> int:
 
 def words(made: Erasure, num_samples: int | None) -> list[str]:
     """Lines for the terminal. num_samples: of `erase`; None: nothing was erased yet."""
-    what = f"{len(made.groups):,} groups of {', '.join(made.rows[:3])}{' and more' * (len(made.rows) > 3)}"
+    what = f"{plural(len(made.groups), 'group')} of {', '.join(made.rows[:3])}{' and more' * (len(made.rows) > 3)}"
     used = f"trained on in step{'s' * (len(made.steps) > 1)} {ranges(made.steps)}" if made.steps else "in no step"
     lines = [f"{what}, {used}"]
     if made.models:
@@ -144,6 +150,9 @@ def _record(made: Erasure, folder: RunFolder) -> None:
     entry = {"time_s": time.time(), **made.as_dict()}
     with (folder.root / RECORD).open("a") as file:
         file.write(json.dumps(entry) + "\n")
+        file.flush()
+        os.fsync(file.fileno())  # what follows removes what it is computed from
+    flush_to_disk(folder.root)
 
 
 def _is_in(row: str, own: Path) -> bool:
@@ -160,6 +169,7 @@ def _blank(path: Path, row: str) -> None:
         with path.open("rb") as old, fresh.open("wb") as new:
             for number, line in enumerate(old, start=1):
                 new.write(b'{"erased": true}\n' if number == place[1] else line)
+        flush_to_disk(fresh)
         fresh.replace(path)
     except OSError as error:
         raise UserError(f"the row cannot be erased ({error.strerror})", where=str(path)) from error

@@ -69,7 +69,7 @@ class VLLMEngine(ServerEngine[VLLMClient, ProbedVersion]):
 
     async def release_memory(self) -> int:
         """Not supported: the descriptor's `releases_memory` is False. Raises EngineError."""
-        raise EngineError("a vLLM server cannot release its memory")
+        raise EngineError("releasing the memory of a vLLM server is not supported")
 
     def _stage(self, manifest_path: Path) -> ProbedVersion:
         """Write the folder of a version, and compute its probe. Raises WeightError."""

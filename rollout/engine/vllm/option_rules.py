@@ -39,14 +39,14 @@ def option_problems(job: EngineJob) -> Iterator[SettingProblem]:
     if vllm.probe and not is_cpu:
         yield SettingProblem(
             (f"{KEY}.probe", "rollout.engine.device"),
-            "probe cannot be used on a GPU, because the tolerance for vLLM's GPU kernels is not known",
-            "probe: false",
+            "probe cannot be used on a GPU, because no tolerance of log-probs is known for vLLM's GPU kernels",
+            "set probe: false",
         )
     if vllm.probe and job.dtype != "float32":
         yield SettingProblem(
             (f"{KEY}.probe", "rollout.engine.dtype"),
             f"probe compares log-probs with a tolerance of 0.001 nats, which is too small for {job.dtype}",
-            "probe: false",
+            "set probe: false",
         )
 
 

@@ -14,11 +14,12 @@ from aiohttp import web
 
 from areal_like.errors import UserError
 from controller.cli.main import main
-from controller.dashboard.access import HEADERS, TOKEN_HEADER, Access
+from controller.dashboard.access import COOKIE, HEADERS, TOKEN_HEADER, Access
+from controller.dashboard.pages import asset
 from controller.dashboard.review import ReviewFile, ReviewPage, Target, review_command
 
 TOKEN = "a-token-of-enough-signs"
-HOSTILE = "<script>alert(1)</script>"
+HOSTILE = "<script>alert(1)</script>\u2028\x85"
 
 
 @pytest.fixture
@@ -35,13 +36,13 @@ def review(tmp_path: Path) -> Path:
         for n in (0, 2)
     ]  # fmt: skip
     path = tmp_path / "review.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in entries))
+    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in entries), encoding="utf-8")
     path.chmod(0o640)
     return path
 
 
 def decisions(review: Path) -> list[str | None]:
-    return [json.loads(line)["decision"] for line in review.read_text().splitlines()]
+    return [json.loads(line)["decision"] for line in review.read_text().split("\n")[:-1]]
 
 
 def mode(path: Path) -> int:
@@ -132,6 +133,18 @@ def test_nobody_without_the_token_sees_or_changes_anything(review: Path) -> None
     assert decisions(review) == [None, None]
 
 
+def test_the_cookie_is_not_that_of_a_dashboard_on_the_same_host(review: Path) -> None:
+    async def scene(client: aiohttp.ClientSession) -> None:
+        async with client.get(f"/?token={TOKEN}", allow_redirects=False) as answer:
+            assert list(answer.cookies) == [f"{COOKIE}_data_review"]
+
+    on_page(review, scene)
+
+
+def test_the_button_of_the_decision_looks_different() -> None:
+    assert '.plain[aria-pressed="true"]' in asset("dashboard.css")[0].decode()
+
+
 def test_a_file_that_another_program_changed_is_not_overwritten(review: Path) -> None:
     async def scene(client: aiohttp.ClientSession) -> None:
         lines = changed(review)
@@ -157,7 +170,7 @@ def test_the_page_writes_the_new_set_with_the_decisions_so_far(review: Path) -> 
             assert "exists" in (await answer.json())["error"]
 
     on_page(review, scene, target)
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().split("\n")[:-1]]
     assert [(row["id"], row["answer"]) for row in rows] == [(0, "1"), (1, "1")]
 
 
@@ -168,5 +181,10 @@ def test_a_users_mistakes_are_named_before_the_page_is_served(
     assert "cannot be read" in capsys.readouterr().err
     assert main(["data", "review", str(review), "-o", str(tmp_path / "x")]) == 2
     assert "must be given together" in capsys.readouterr().err
+    assert main(["data", "review", str(review), str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "x")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["data", "review", str(review), "--port", "70000"])
+    assert "not a port number" in capsys.readouterr().err
     with pytest.raises(UserError, match="the folder already exists"):
         review_command(str(review), host="127.0.0.1", port=0, token=None, target=Target(["x"], tmp_path))

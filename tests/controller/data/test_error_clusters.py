@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from controller.data import error_clusters
 from controller.data.error_clusters import MIN_WRONG, by_form, by_phrase, form_of, phrases
 
 NOUNS = ["apples", "pears", "coins", "books"]
@@ -17,7 +18,8 @@ NOUNS = ["apples", "pears", "coins", "books"]
         ("about 4,000", "4", "wrong by a power of ten"), ("I do not know", "4", "no number"),
         ("4 of 7 it is 9", "4", "the right number is not the last one"), ("a cat", "a dog", ""), ("7", "4", ""),
         ("x = 4.0", "4", "the right number, in a form that is not accepted"), ("0", "4", ""),
-        ("on and on and on and on and on", "4", "repeats itself"),
+        ("on and on and on and on and on", "4", "repeats itself"), ("1" * 400, "4", ""),
+        ("0." + "0" * 400 + "1", "4", ""),
     ],
 )  # fmt: skip
 def test_form_of_an_answer(answer, expected, form):
@@ -67,3 +69,11 @@ def test_members_of_a_phrase_are_its_wrong_rows_and_its_rows_are_counted():
 def test_phrases_have_a_word_and_numbers_are_alike():
     assert list(phrases("Add 12 apples")) == ["add", "apples", "add #", "# apples", "add # apples"]
     assert list(phrases("1+2=")) == []
+
+
+def test_less_of_each_prompt_is_read_if_there_are_many(monkeypatch):
+    prompts, is_solved = rows(0, {"gives away": 0.2})
+    hidden = ["x" * 50 + " " + prompt for prompt in prompts]
+    assert by_phrase(hidden, is_solved)
+    monkeypatch.setattr(error_clusters, "MAX_ALL_CHARS", 50 * len(prompts))
+    assert by_phrase(hidden, is_solved) == []

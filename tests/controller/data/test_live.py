@@ -205,6 +205,7 @@ def test_a_bad_start_is_one_message(path: Path, content: str, error: str) -> Non
     ("override", "error"),
     [
         ("data.train={path: 'rows*.jsonl', follow: true}", "requires a single .jsonl file"),
+        ("data.train={path: rows.json, follow: true}", "requires a single .jsonl file"),
         ("data.train={generator: running_sum, follow: true}", "requires a single .jsonl file"),
         ("data.train={path: rows.jsonl, new_share: 0.5}", "data.train.new_share: has no effect"),
         ("data.epochs=2", "data.train.follow and data.epochs are mutually exclusive"),
@@ -226,7 +227,7 @@ def test_lines_and_files_that_are_added_to_a_folder_enter_at_the_next_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "tasks"
+    folder = tmp_path / "tasks.v1"  # a folder may have a dot in its name
     folder.mkdir()
     (folder / "b.jsonl").write_text(lines(0, 1))
     (folder / "notes.txt").write_text("no rows")
@@ -287,3 +288,33 @@ def test_a_share_of_the_draws_are_rows_that_entered_within_the_epoch_and_a_resum
     epochs = [extent for extent in read_extents(tmp_path) if not extent.is_look]
     first = epochs[1].first_draw
     assert sorted(drawn[:first]) == sorted([*range(100), *range(100, 109)]), "every row of the epoch, and the new ones"
+
+
+def test_an_extent_names_only_the_files_of_a_folder_that_have_grown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    for name in "abc":
+        (folder / f"{name}.jsonl").write_text(lines(0, 1, 2, 3, 4, 5, 6))
+    config = config_of(folder, "data.train.new_share=0.5")
+    rows = JobRows.load(config)
+    rows.record_epochs(tmp_path)
+    drawn = [rows.order.row_index(draw) for draw in range(15)]  # type: ignore[union-attr]
+    append(folder / "b.jsonl", lines(7))
+    drawn += [rows.order.row_index(draw) for draw in range(15, 60)]  # type: ignore[union-attr]
+    named = [[Path(part.path).name for part in extent.files] for extent in read_extents(tmp_path)]
+    assert named[:2] == [["a.jsonl", "b.jsonl", "c.jsonl"], ["b.jsonl"]]
+    assert len(named) > 2
+    assert not any(named[2:])
+    table = LiveTable(config, read_extents(tmp_path))
+    assert table.file_at(21)["bytes"] == (folder / "b.jsonl").stat().st_size
+    resumed = LiveOrder(table, config.data_seed, True, 0.5)
+    assert [resumed.row_index(draw) for draw in range(60)] == drawn
+
+
+def test_a_file_that_is_no_jsonl_file_is_refused(path: Path) -> None:
+    other = path.rename(path.with_name("rows"))
+    with pytest.raises(UserError, match="cannot be followed"):
+        LiveTable(config_of(other))

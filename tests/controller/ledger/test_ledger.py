@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -166,7 +167,7 @@ def filled(folder: Path, num_groups: int = 6) -> None:
 @pytest.mark.parametrize("damage", ["garbage", "middle"])
 def test_a_damaged_database_is_a_ledger_error_with_a_remedy(tmp_path: Path, damage: str) -> None:
     filled(tmp_path, num_groups=200)
-    path = tmp_path / "ledger.sqlite"
+    path = tmp_path / LEDGER_FILE
     content = bytearray(path.read_bytes())
     if damage == "garbage":
         content = bytearray(b"not a database at all" * 100)
@@ -372,3 +373,16 @@ def test_a_burst_that_fails_in_an_unexpected_way_is_rolled_back(
         ledger.apply([admit(0), finished(0, [0])])
         assert ledger.load().num_drawn == 1
     assert sorted(path.name for path in (tmp_path / "segments").iterdir()) == ["000001.seg", "000002.seg"]
+
+
+def test_a_ledger_that_another_program_locks_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / LEDGER_FILE
+    connect = sqlite3.connect
+    with contextlib.closing(connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE meta (key, value)")
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, **{**options, "timeout": 0}))
+        with pytest.raises(LedgerError, match="is locked by another program"):
+            Ledger(tmp_path)

@@ -96,6 +96,7 @@ class Api(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append((self.path, self.headers.get("Authorization"), body))  # type: ignore[attr-defined]
         self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.send_header("Location", "/elsewhere")
         self.end_headers()
 
     def log_message(self, *words: Any) -> None:
@@ -116,7 +117,7 @@ def api() -> Iterator[Any]:
 def test_events_are_posted_with_the_key_and_a_refusal_is_an_error_of_the_sink(
     folder: Path, api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LINEAGE_KEY", "a-secret-key")
+    monkeypatch.setenv("LINEAGE_KEY", "a-secret-key\n")
     url = f"http://127.0.0.1:{api.server_port}/"
     sink = OpenLineageSink(OpenLineageSettings(url=url, key_env="LINEAGE_KEY"), folder)
     sink.write(START)
@@ -126,6 +127,10 @@ def test_events_are_posted_with_the_key_and_a_refusal_is_an_error_of_the_sink(
     api.status = 503
     with pytest.raises(OSError, match="status 503"):
         sink.write(END)
+    api.status, num_seen = 302, len(api.seen)
+    with pytest.raises(OSError, match="status 302"):
+        sink.write(END)
+    assert len(api.seen) == num_seen + 1, "a redirect is not followed: the key is for this server alone"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +138,7 @@ def test_events_are_posted_with_the_key_and_a_refusal_is_an_error_of_the_sink(
     [
         ({"url": "marquez:5000"}, "must be an address"), ({"url": "http://a:b@m"}, "must not contain a key"),
         ({"url": "http://m?key=1"}, "must not contain a key"), ({"url": "http://m", "file": "x"}, "mutually exclusive"),
+        ({"key_env": "K"}, "no effect without `url`"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(settings: dict[str, str], words: str) -> None:
@@ -140,8 +146,15 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, str], words: 
         OpenLineageSettings(**settings)
 
 
-def test_a_missing_key_and_a_folder_that_is_no_folder_are_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="NO_SUCH_KEY is not set"):
-        OpenLineageSink(OpenLineageSettings(key_env="NO_SUCH_KEY"), folder)
+def test_a_missing_key_and_a_folder_that_is_no_folder_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = OpenLineageSettings(url="http://m", key_env="A_KEY")
+    with pytest.raises(UserError, match="A_KEY is not set"):
+        OpenLineageSink(settings, folder)
+    monkeypatch.setenv("A_KEY", "a-secret\nX-Other: 1")
+    with pytest.raises(UserError, match="A_KEY is not a key") as error:
+        OpenLineageSink(settings, folder)
+    assert "a-secret" not in str(error.value)
     with pytest.raises(UserError, match="cannot be written"):
         OpenLineageSink(OpenLineageSettings(file=str(folder / DATA_FILE / "x")), folder)

@@ -49,6 +49,18 @@ def found(config: RunConfig) -> list[str]:
             "eval_sets.red_team: is the name of the set data.red_team",
         ),
         ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
+        (
+            {"rollout__red_team": {"refusals": ["no"]}},
+            "rollout.red_team.*has no effect without data.red_team",
+        ),
+        (
+            {
+                "data__red_team": {"generator": "running_sum"},
+                "early_stop": {"metric": "red_team_unsafe"},
+                "eval__every_steps": 20,
+            },
+            "early_stop.mode.*more of red_team_unsafe is worse.*set early_stop.mode: min",
+        ),
         ({"early_stop": {}}, "early_stop: this key requires evaluations"),
         (
             {"early_stop": {"metric": "acuracy"}, "eval__every_steps": 20},

@@ -323,7 +323,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {**CALLING, "reward.environment": {"kind": "tools", "options": {"call_timeout_s": 10}}},
             "reward.environment.options.call_timeout_s",
-            "a tool call may take 10 s",
+            "call_timeout_s (10 s) must be less than step_timeout_s",
         ),
         ({"rollout.workflow": "agent"}, "rollout.workflow_options", "requires the command that starts the agent"),
         ({**AGENT, "reward.scorers": []}, "reward.scorers", "gets rewards from scorers"),
@@ -331,7 +331,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {**CALLING, "reward.environment": {"kind": "tools", "step_timeout_s": 5.0}},
             "reward.environment.options.call_timeout_s",
-            "a tool call may take 5 s",
+            "call_timeout_s (5 s) must be less than step_timeout_s",
         ),
         (
             {**CALLING, "reward.environment": {"kind": "tools", "options": {"max_calls": 8}}},

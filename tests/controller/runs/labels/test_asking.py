@@ -123,7 +123,7 @@ def test_requests_without_an_answer_are_counted_and_the_rest_is_written(
         (["--max-cost", "1"], "max_cost requires a price per million tokens"),
         (["--key-env", "SURELY_NOT_SET"], "SURELY_NOT_SET contains no key"),
         (["--extra-body", "[1]"], "is not a JSON object"),
-        (["--extra-body", '{"n": 2}'], "extra_body.n is set by each call"),
+        (["--extra-body", '{"n": 2}'], "extra_body must not contain `n`"),
         (["--replay"], "there is no such file"),
     ],
 )

@@ -20,6 +20,7 @@ from controller.ledger.ledger import Ledger
 from controller.ledger.segment_store import HEADER, SegmentStore
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.seal import SEAL_FILE
+from controller.runs.lineage.erasing import Erasure, words
 
 
 def content(folder: RunFolder) -> dict[str, bytes]:
@@ -66,12 +67,14 @@ def test_tokens_and_texts_of_the_row_alone_are_overwritten_and_the_run_still_ver
 ) -> None:
     folder = copy_run(run, tmp_path / "run")
     (folder.root / "report.html").write_text("texts of samples")
+    (folder.root / "external").mkdir()
     gone, kept = payloads(folder, 3), payloads(folder, 3, is_of_row=False)
     assert gone
     words = ask(capsys, folder, "--row", "id=r3", "--erase", "--yes")
     assert f"erased: tokens and texts of {len(gone)} samples" in words
     assert "weights: version" in words
     assert "remove the row from" in words
+    assert "answers in external/, which may have the row's texts" in words
     stored = b"".join(path.read_bytes() for path in (folder.root / "segments").glob("*.seg"))
     assert not any(one in stored for one in gone)
     assert all(one in stored for one in kept)
@@ -134,4 +137,18 @@ def test_scrubbing_keeps_the_given_records_and_nothing_else(tmp_path: Path) -> N
     assert b"third" not in data
     assert len(data) == sum(one.size for one in places)
     assert store.scrub(1, [(one.offset, one.size) for one in kept]) == 0
+    store.path(1).write_bytes(data[:2])  # a damaged file ends before its records
+    store.scrub(1, [(one.offset, one.size) for one in kept])
+    assert store.path(1).read_bytes() == bytes(2)
     store.close()
+
+
+def test_one_group_is_named_as_one() -> None:
+    made = Erasure(["a.jsonl:1"], [7], [], None, [], "")
+    assert words(made, None)[0] == "1 group of a.jsonl:1, in no step"
+
+
+def test_more_groups_can_be_erased_than_a_statement_has_variables(run: RunFolder, tmp_path: Path) -> None:
+    folder = copy_run(run, tmp_path / "run")
+    with contextlib.closing(Ledger(folder.root, must_exist=True, keep_bytes=None)) as ledger:
+        assert ledger.erase(range(300_000)).num_samples > 0
