@@ -20,7 +20,6 @@ from __future__ import annotations
 import io
 import json
 import platform
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -48,7 +47,8 @@ from controller.runs.replay.config_text import config_text, portable
 from controller.runs.replay.environment import notes_on
 from controller.runs.replay.player import Order, play
 from controller.runs.replay.recording import Recording, in_home, open_recording
-from controller.runs.replay.starts import part_of
+from controller.runs.replay.several_starts import play_starts
+from controller.runs.replay.starts import Start
 from controller.runs.replay.step_metrics import OF_EARLIER_STEPS, compare_metrics
 from controller.runs.replay.tensors import digests_in, first_difference, total
 from controller.runs.sample_rows import Choice, read_samples
@@ -190,14 +190,13 @@ def _state_before(recording: Recording, step: int, root: Path) -> Path:
     checkpoint = origin.checkpoint
     if checkpoint is not None and origin.version == wanted:
         return checkpoint
-    parts = [(start.base, start.last) for start in part_of(recording.chain, origin.version, wanted)] or [(0, 0)]
-    for number, (_, last) in enumerate(parts):
-        order = Order(recording.specs, recording.num_threads, recording.home, checkpoint, last, saves_at=(last,))
-        for event in play(order, root / f"start_{number}", recording.batch):
-            if event["kind"] == "saved":
-                checkpoint = Path(event["folder"])
-        if number:
-            shutil.rmtree(root / f"start_{number - 1}", ignore_errors=True)
+
+    def order_of(start: Start, before: Path | None) -> Order:
+        return Order(recording.specs, recording.num_threads, recording.home, before, start.last, saves_at=(start.last,))
+
+    for event in play_starts(recording, origin, wanted, root, order_of):
+        if event["kind"] == "saved":
+            checkpoint = Path(event["folder"])
     if checkpoint is None:
         raise OperationError(f"the trainer exited without writing a checkpoint of version {wanted}")
     return checkpoint

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.runs.replay.player import Order, play
+from controller.runs.replay.player import Order
 from controller.runs.replay.recording import Origin, Recording, in_home
-from controller.runs.replay.starts import part_of
+from controller.runs.replay.several_starts import play_starts
+from controller.runs.replay.starts import Start
 from controller.wiring.checkpoints import checkpoint_problem, holds_adapter
 from controller.wiring.replay import recalls_versions
 
@@ -86,20 +87,20 @@ def policies(recording: Recording, found: Plan, scratch: Path) -> Iterator[tuple
 
 
 def _replayed(recording: Recording, leg: Leg, root: Path) -> Iterator[tuple[int, Path]]:
-    checkpoint, last = leg.origin.checkpoint, leg.versions[-1]
-    base = leg.origin.version
-    parts = [(one.base, one.last) for one in part_of(recording.chain, base, last)] or [(base, last)]
-    for number, (first, end) in enumerate(parts):
-        order = Order(
-            recording.specs, recording.num_threads, recording.home, checkpoint, end,
-            saves_at=() if end == last else (end,),
-            policies_at=tuple(one for one in leg.versions if first < one <= end or one == base == first),
+    base, last = leg.origin.version, leg.versions[-1]
+
+    def order_of(start: Start, checkpoint: Path | None) -> Order:
+        return Order(
+            recording.specs, recording.num_threads, recording.home, checkpoint, start.last,
+            saves_at=() if start.last == last else (start.last,),
+            policies_at=tuple(
+                one for one in leg.versions if start.base < one <= start.last or one == base == start.base
+            ),
         )  # fmt: skip
-        for event in play(order, root / f"start_{number}", recording.batch):
-            if event["kind"] == "policy":
-                yield event["version"], Path(event["folder"])
-            elif event["kind"] == "saved":
-                checkpoint = Path(event["folder"])
+
+    for event in play_starts(recording, leg.origin, last, root, order_of):
+        if event["kind"] == "policy":
+            yield event["version"], Path(event["folder"])
 
 
 def _origins(recording: Recording, at_most: int, say: Say) -> dict[int, Path]:

@@ -19,8 +19,8 @@ from areal_like.config import ModelSettings, ProcessSpec
 from areal_like.errors import LedgerError, UserError
 from areal_like.trajectory import Trajectory
 from controller.run_folder.run_folder import RunFolder
-from controller.runs.replay import policies as policies_module
 from controller.runs.replay import regenerate as module
+from controller.runs.replay import several_starts
 from controller.runs.replay.regenerate import regenerate_run
 from trainer.config import LoraSettings
 from trainer.model.lora import Merged
@@ -32,7 +32,7 @@ Change = Callable[[Trajectory], Trajectory]
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies_module, "play", play_here)
+    monkeypatch.setattr(several_starts, "play", play_here)
     monkeypatch.setattr(module, "open_engine", engine_here)
 
 
