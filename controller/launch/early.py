@@ -60,6 +60,11 @@ class EarlyServer:
             self._output.close()
 
 
+def server_arguments(preload: Sequence[str]) -> list[str]:
+    """Arguments of Python for a fork server of this process that imports these modules."""
+    return ["-m", "areal_like.forkserver", "--starter", str(os.getpid()), *preload]
+
+
 def start() -> None:
     """Start the server, if a run on this machine may use it; without it a run starts its own."""
     global _started
@@ -69,7 +74,7 @@ def start() -> None:
     output = tempfile.TemporaryFile()  # noqa: SIM115, closed by write_output or discard
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "areal_like.forkserver", "--starter", str(os.getpid()), *PRELOAD],
+            [sys.executable, "-P", *server_arguments(PRELOAD)],
             env=child_environment(1, user_path=Path.cwd()),
             stdin=theirs.fileno(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip

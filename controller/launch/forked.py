@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.forkserver import peer_uid
-from controller.launch.early import SHARED, EarlyServer, take
+from controller.launch.early import SHARED, EarlyServer, server_arguments, take
 from controller.launch.pids import LocalPid, exit_status, is_stopped, start_python
 
 log = logging.getLogger(__name__)
@@ -131,22 +131,23 @@ class Forker:
             self._listening = asyncio.create_task(self._listen(reader))
             return
         if early := take(self._preload):
-            self._process, self._server_pid = early, early.pid
-            reader, self._writer = await asyncio.open_unix_connection(sock=early.connection)
-            self._listening = asyncio.create_task(self._listen(reader))
-            return
+            self._process, connection = early, early.connection
+        else:
+            self._process, connection = await self._start(environment)
+        self._server_pid = self._process.pid
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+        self._listening = asyncio.create_task(self._listen(reader))
+
+    async def _start(self, environment: Mapping[str, str]) -> tuple[asyncio.subprocess.Process, socket.socket]:
         ours, theirs = socket.socketpair()
         try:
-            argv = ["-m", "areal_like.forkserver", "--starter", str(os.getpid()), *self._preload]
-            self._process = await start_python(argv, environment, self._log_path, stdin=theirs.fileno())
+            argv = server_arguments(self._preload)
+            return await start_python(argv, environment, self._log_path, stdin=theirs.fileno()), ours
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        self._server_pid = self._process.pid
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._listening = asyncio.create_task(self._listen(reader))
 
     @property
     def is_gone(self) -> bool:
