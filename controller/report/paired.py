@@ -138,8 +138,7 @@ def _row_means(row: Row, key: str) -> np.ndarray | None:
         return None
     if len(scores) % num_samples:
         return None
-    flat = scores
-    by_row = flat.reshape(-1, num_samples)
+    by_row = scores.reshape(-1, num_samples)
     count = np.isfinite(by_row).sum(axis=1)
     means: np.ndarray = np.where(count > 0, np.nansum(by_row, axis=1) / np.maximum(count, 1), math.nan)
     return means

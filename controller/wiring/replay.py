@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pydantic
 
 from areal_like.config import ProcessSpec, TraceSettings
+from areal_like.device_names import names_cpu
 from areal_like.errors import UserError
 from rollout.config import SINGLE_TURN, RolloutSettings
 from rollout.engine.registry import ENGINES
@@ -52,7 +53,7 @@ def engine_facts(worker: ProcessSpec) -> EngineFacts:
     return EngineFacts(
         title=engine.kind if found is None else found.title,
         can_redraw=found is not None and found.can_redraw,
-        is_exact=dtypes == {"float32"} and engine.device.startswith("cpu"),
+        is_exact=dtypes == {"float32"} and names_cpu(engine.device),
         keeps_kv=worker.mode != "one_step_off" and settings.interruption == "keep_kv",
         has_one_answer=settings.workflow == SINGLE_TURN and worker.sampling.forced_lengths is None,
     )
