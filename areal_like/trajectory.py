@@ -161,7 +161,8 @@ def _check_ends(name: str, ends: np.ndarray, num_sampled: int) -> None:
         )
 
 
-def _check_answers(ends: np.ndarray | None, ids: np.ndarray | None, num_sampled: int) -> None:
+def check_answers(ends: np.ndarray | None, ids: np.ndarray | None, num_sampled: int) -> None:
+    """Raise ValueError unless these are ends and numbers of answers, as in Trajectory."""
     if ends is None or ids is None:
         raise ValueError("answer_ends_A and answer_ids_A must be passed together")
     _check_ends("answer_ends_A", ends, num_sampled)
@@ -235,7 +236,7 @@ class Trajectory(msgspec.Struct, frozen=True):
         if self.turn_ends_K is not None or self.turn_rewards_K is not None:
             _check_turns(self.turn_ends_K, self.turn_rewards_K, len(sampled))
         if self.answer_ends_A is not None or self.answer_ids_A is not None:
-            _check_answers(self.answer_ends_A, self.answer_ids_A, len(sampled))
+            check_answers(self.answer_ends_A, self.answer_ids_A, len(sampled))
         if self.sources:
             check_sources(self.sources, mask, self.versions_T)
         if self.teacher_logprobs_T is not None:

@@ -200,29 +200,34 @@ class Transcript:
         empty = [np.zeros(0, np.int32)]
         return TurnCheckpoint(
             given_places_G=np.concatenate(places or empty), given_tokens_G=np.concatenate(tokens or empty),
-            num_turns=num_turns, state=state, sources=tuple(self._sources),
+            num_turns=num_turns, state=state, sources=tuple(self._sources), **self._answers(),
         )  # fmt: skip
 
     @staticmethod
     def restored(sampled: Segment, checkpoint: TurnCheckpoint, *, encode: Encode | None = None) -> Transcript:
         """Restore a transcript from its sampled tokens and checkpoint.
 
-        Raises ValueError if a given token is positioned after all sampled tokens of a longer episode.
+        Raises ValueError if they do not belong together.
         """
         places, tokens = checkpoint.given_places_G, checkpoint.given_tokens_G
+        ends, ids = checkpoint.answer_ends_A, checkpoint.answer_ids_A
         if len(places) and int(places[-1]) > len(sampled):
             raise ValueError(
                 f"a given token is at position {int(places[-1])}, but there are only {len(sampled)} sampled tokens"
             )
-        made, done = Transcript(tokens[:0], encode=encode), 0
-        for place in np.unique(places).tolist():
-            made.sampled(sampled.tail(done).head(place - done))
-            made.given(tokens[places == place])
-            done = place
-        made.sampled(sampled.tail(done))
-        made._numbers = list(
-            range(len(made._numbers))
-        )  # at most one per earlier turn, so later answers have other numbers
+        if ends is None or ids is None:
+            # Answers without a number, or a checkpoint of an older version of areal_like. The numbers are only distinct
+            # from those of later answers: there is at most one part for each earlier turn.
+            ends = np.unique([place for place in (*places.tolist(), len(sampled)) if place]).astype(np.int32)
+            ids = np.arange(len(ends), dtype=np.int32)
+        elif int(ends[-1]) != len(sampled) or not np.isin(places, [0, *ends.tolist()]).all():
+            raise ValueError(f"the answers of a checkpoint do not match its {len(sampled)} sampled tokens")
+        made, done = Transcript(tokens[places == 0], encode=encode), 0
+        for end, number in zip(ends.tolist(), ids.tolist(), strict=True):
+            segment = sampled.tail(done).head(end - done)
+            made.sampled(Answer(segment=segment, finish_reason="stop", number=number))
+            made.given(tokens[places == end])
+            done = end
         made.num_turns, made._sources = checkpoint.num_turns, list(checkpoint.sources)
         return made
 

@@ -64,7 +64,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     turns: tuple[bytes, bytes] = (b"", b"")
     """For a trajectory whose turns have rewards: ends and rewards of the turns."""
     answers: tuple[bytes, bytes] = (b"", b"")
-    """For a trajectory whose answers are known: ends and numbers of the answers."""
+    """For a trajectory or a checkpoint whose answers are known: ends and numbers of the answers."""
     others: tuple[bytes, ...] = ()
     """For a sample of several trajectories: the other trajectories, each packed."""
     sources: tuple[TokenSource, ...] = ()
@@ -83,8 +83,9 @@ def pack_segment(segment: Segment, checkpoint: TurnCheckpoint | None = None) -> 
     if checkpoint is not None:
         given = (checkpoint.given_places_G.tobytes(), checkpoint.given_tokens_G.tobytes())
         packed = msgspec.structs.replace(
-            packed, given=given, num_turns=checkpoint.num_turns, state=checkpoint.state, sources=checkpoint.sources
-        )
+            packed, given=given, num_turns=checkpoint.num_turns, state=checkpoint.state, sources=checkpoint.sources,
+            answers=_pair(checkpoint.answer_ends_A, checkpoint.answer_ids_A),
+        )  # fmt: skip
     return _ENCODER.encode(packed)
 
 
@@ -93,10 +94,10 @@ def unpack_checkpoint(payload: bytes) -> TurnCheckpoint | None:
     packed = _DECODER.decode(payload)
     if packed.num_turns < 0:
         return None
-    places, tokens = (np.frombuffer(part, np.int32) for part in packed.given)
+    places, tokens, ends, ids = (np.frombuffer(part, np.int32) for part in (*packed.given, *packed.answers))
     return TurnCheckpoint(
         given_places_G=places, given_tokens_G=tokens, num_turns=packed.num_turns, state=packed.state,
-        sources=packed.sources,
+        sources=packed.sources, answer_ends_A=ends if len(ends) else None, answer_ids_A=ids if len(ids) else None,
     )  # fmt: skip
 
 

@@ -38,6 +38,9 @@ def test_given_tokens_have_places_that_never_decrease(facts: dict[str, Any]) -> 
         ({"places": (), "tokens": (1,)}, "needs a position"), ({"places": (-1, 2)}, "needs a position"),
         ({"places": (2, 1)}, "must not decrease"), ({"num_turns": -1}, "num_turns must be at least 0"),
         ({"state": bytes(MAX_STATE_BYTES + 1)}, "the state must not exceed"),
+        ({"answer_ends_A": np.array([2], np.int32)}, "must be passed together"),
+        ({"answer_ends_A": np.zeros(0, np.int32), "answer_ids_A": np.zeros(0, np.int32)}, "strictly increasing"),
+        ({"answer_ends_A": np.array([2, 2], np.int32), "answer_ids_A": np.array([0, 1], np.int32)}, "increasing"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_says_nothing_sound_is_refused(facts: dict[str, Any], words: str) -> None:

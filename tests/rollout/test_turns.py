@@ -14,7 +14,7 @@ from areal_like.errors import UserError
 from areal_like.trajectory import Segment
 from areal_like.turn_checkpoint import MAX_STATE_BYTES, TurnCheckpoint
 from areal_like.wire import messages as m
-from rollout.transcript import Transcript
+from rollout.transcript import Answer, Transcript
 from rollout.turns import Turns
 from rollout.workflow import Sample, SingleTurn
 
@@ -231,6 +231,51 @@ def test_a_lease_reports_what_it_sampled_up_to_its_newest_checkpoint() -> None:
     assert made.new_tokens.tokens_R.tolist() == [10, 11], "the third token is not durable yet"
     assert (newest.num_turns, msgspec.msgpack.decode(newest.state)) == (3, 3)
     assert newest.given_places_G.tolist() == [0, 0, 2]
+
+
+def test_answers_keep_their_numbers_and_ends_when_an_episode_moves() -> None:
+    """Number 1 was an answer without tokens, and no token was given between the answers 2 and 3."""
+    before = Transcript([1, 2])
+    for number, tokens, given in ((0, (7, 8), [9]), (2, (10,), []), (3, (11, 12), [13])):
+        before.sampled(Answer(segment=segment(*tokens, version=3), finish_reason="stop", number=number))
+        before.given(given)
+    moved = Transcript.restored(before.sampled_tokens, before.checkpoint(4, b"\xc0"))
+    moved.sampled(Answer(segment=segment(14, version=4), finish_reason="stop", number=4))
+    closed = moved.close()
+    assert closed.tokens_T.tolist() == [1, 2, 7, 8, 9, 10, 11, 12, 13, 14]
+    assert closed.answer_ids_A is not None
+    assert closed.answer_ends_A is not None
+    assert closed.answer_ids_A.tolist() == [0, 2, 3, 4]
+    assert closed.answer_ends_A.tolist() == [2, 3, 5, 6]
+
+
+def test_answers_that_do_not_match_the_sampled_tokens_are_refused() -> None:
+    before = Transcript([1, 2])
+    before.sampled(Answer(segment=segment(7, 8, version=3), finish_reason="stop", number=0))
+    before.given([9])
+    checkpoint = before.checkpoint(1, b"\xc0")
+    for other in (
+        msgspec.structs.replace(checkpoint, answer_ends_A=np.array([1], np.int32)),
+        msgspec.structs.replace(checkpoint, given_places_G=np.array([0, 0, 1], np.int32)),
+    ):
+        with pytest.raises(ValueError, match="do not match its 2 sampled tokens"):
+            Transcript.restored(before.sampled_tokens, other)
+
+
+def test_a_checkpoint_without_answers_is_divided_at_its_given_tokens() -> None:
+    before = Transcript([1, 2])
+    before.sampled(segment(7, 8, version=3))
+    before.given([9])
+    before.sampled(segment(10, version=3))
+    checkpoint = before.checkpoint(2, b"\xc0")
+    assert checkpoint.answer_ids_A is None
+    moved = Transcript.restored(before.sampled_tokens, checkpoint)
+    assert moved.tokens_T.tolist() == [1, 2, 7, 8, 9, 10]
+    closed = moved.close()
+    assert closed.answer_ends_A is not None
+    assert closed.answer_ends_A.tolist() == [2, 3]
+    empty = Transcript.restored(Segment.empty(), Transcript([1, 2]).checkpoint(0, b"\xc0"))
+    assert (empty.tokens_T.tolist(), empty.num_sampled) == ([1, 2], 0)
 
 
 @pytest.mark.parametrize(("has_checkpoint", "is_resumable"), [(True, True), (False, True), (False, False)])

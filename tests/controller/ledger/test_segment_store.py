@@ -90,6 +90,14 @@ def test_turns_are_stored_with_partial_tokens_and_older_records_have_none() -> N
     first = unpack_checkpoint(pack_segment(segment_of([1]), msgspec.structs.replace(stored, num_turns=0)))
     assert first is not None
     assert first.num_turns == 0, "an episode may have a state before its first answer"
+    assert (found.answer_ends_A, found.answer_ids_A) == (None, None)
+    ends, ids = np.array([1, 2], np.int32), np.array([0, 3], np.int32)
+    numbered = msgspec.structs.replace(stored, answer_ends_A=ends, answer_ids_A=ids)
+    answers = unpack_checkpoint(pack_segment(segment_of([1, 1]), numbered))
+    assert answers is not None
+    assert answers.answer_ends_A is not None
+    assert answers.answer_ids_A is not None
+    assert (answers.answer_ends_A.tolist(), answers.answer_ids_A.tolist()) == ([1, 2], [0, 3])
     plain = pack_segment(segment_of([1]))
     assert unpack_checkpoint(plain) is None
     assert unpack_checkpoint(msgspec.msgpack.encode(msgspec.msgpack.decode(plain)[:9])) is None
