@@ -130,10 +130,14 @@ PUBLIC_SHAPES: Mapping[str, DecoderShape] = {
     "Qwen/Qwen3-8B": _qwen3(36, 4096, 32, 12288),
     "Qwen/Qwen3-14B": _qwen3(40, 5120, 40, 17408),
     "Qwen/Qwen3-32B": _qwen3(64, 5120, 64, 25600),
+    "Qwen/Qwen3-30B-A3B": DecoderShape(
+        48, 2048, 32, 4, 128, 768, 151936, is_tied=False, has_qk_norm=True, experts=128, experts_per_token=8
+    ),
     "Qwen/Qwen2.5-1.5B": _qwen2(28, 1536, 12, 2, 8960, 151936, is_tied=True),
     "Qwen/Qwen2.5-7B": _qwen2(28, 3584, 28, 4, 18944, 152064),
     "Qwen/Qwen2.5-32B": _qwen2(64, 5120, 40, 8, 27648, 152064),
     "meta-llama/Meta-Llama-3-8B": DecoderShape(32, 4096, 32, 8, 128, 14336, 128256, is_tied=False),
+    "meta-llama/Meta-Llama-3-70B": DecoderShape(80, 8192, 64, 8, 128, 28672, 128256, is_tied=False),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _qwen2(28, 1536, 12, 2, 8960, 151936),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _qwen2(28, 3584, 28, 4, 18944, 152064),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": _qwen2(48, 5120, 40, 8, 13824, 152064),
@@ -141,7 +145,8 @@ PUBLIC_SHAPES: Mapping[str, DecoderShape] = {
 """Sizes from the published config.json of these models, for machines that have not downloaded them."""
 _SUFFIXES = ("-instruct", "-base")
 _BY_NAME = {name.rsplit("/", 1)[-1].lower(): shape for name, shape in PUBLIC_SHAPES.items()}
-_BY_NAME |= {"llama-3.1-8b": _BY_NAME["meta-llama-3-8b"], "qwen2.5-math-7b": _BY_NAME["qwen2.5-7b"],
+_BY_NAME |= {"llama-3.1-8b": _BY_NAME["meta-llama-3-8b"], "llama-3.1-70b": _BY_NAME["meta-llama-3-70b"],
+             "llama-3.3-70b": _BY_NAME["meta-llama-3-70b"], "qwen2.5-math-7b": _BY_NAME["qwen2.5-7b"],
              "qwen2.5-math-1.5b": _BY_NAME["qwen2.5-1.5b"]}  # fmt: skip
 
 

@@ -4,13 +4,15 @@
     python -m benchmarks.memory --quick     the first case; writes nothing
 
 Each case is a tiny model made from a config, trained for two steps as in the trainer (its own backend, batches and
-loss; several micro-batches, so that all gradients exist). The first step creates AdamW's state. In the second step
-torch's profiler records every allocation and release of torch's CPU allocator, in order; the measured peak is the
-memory of weights and AdamW's state before the step plus the largest sum of allocations since. Each rank is a separate
-process with one thread; of several ranks the largest peak counts. Memory of Python, libraries and the allocator's own
-pages is neither in the measurement nor in the estimate.
+loss; several micro-batches, so that all gradients exist). The first step creates AdamW's state. In the second step of
+one process torch's profiler records every allocation and release of torch's CPU allocator, in order; the measured peak
+is the memory of weights and AdamW's state before the step plus the largest sum of allocations since. Of several ranks
+all live tensor storages are counted instead (storage_accounting.py), because the profiler does not see what threads of
+gloo release. Each rank is a separate process with one thread; the largest peak counts. Memory of Python, libraries and
+the allocator's own pages is neither in the measurement nor in the estimate.
 
-Parameters of the public models are also counted and compared with transformers' own models on torch's meta device.
+Parameters of the public models are also counted and compared with transformers' own models on torch's meta device, and
+the layouts that `areal-like validate` proposes for some of them are listed (memory_layouts.py).
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from benchmarks.memory_layouts import layouts
 from benchmarks.rank_processes import results_of_ranks
 from benchmarks.runs import write
+from benchmarks.storage_accounting import LiveStorages
 
 TIMEOUT_S = 900.0
 QWEN3 = {"model_type": "qwen3", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 32,
@@ -36,6 +40,8 @@ QWEN2 = {"model_type": "qwen2", "hidden_size": 128, "num_hidden_layers": 4, "num
          "tie_word_embeddings": True}  # fmt: skip
 LARGE = {**QWEN3, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "head_dim": 64,
          "num_key_value_heads": 4}  # fmt: skip
+MIXTURE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 192}  # fmt: skip
 CASES: Mapping[str, tuple[dict[str, Any], int, int, dict[str, Any]]] = {
     "qwen3": (QWEN3, 128, 512, {}),
     "qwen3, bfloat16": (QWEN3, 128, 512, {"precision": "bfloat16"}),
@@ -47,6 +53,18 @@ CASES: Mapping[str, tuple[dict[str, Any], int, int, dict[str, Any]]] = {
     "qwen3, FSDP on 2 ranks": (LARGE, 64, 128, {"backend": "fsdp", "ranks": 2}),
     "qwen3, FSDP on 2 ranks, bfloat16": (
         {**QWEN3, "num_hidden_layers": 6}, 128, 512, {"backend": "fsdp", "ranks": 2, "precision": "bfloat16"}),
+    "qwen3, FSDP on 4 ranks": (LARGE, 64, 256, {"backend": "fsdp", "ranks": 4}),
+    "llama, 2 replicas of 2 FSDP ranks": (LLAMA, 128, 256, {"backend": "fsdp", "ranks": 4, "fsdp": {"replicas": 2}}),
+    "llama, sequences split on 2 ranks": (LLAMA, 512, 512, {"backend": "fsdp", "ranks": 2, "sequence_parallel": 2}),
+    "qwen3, matrices split on 2 ranks": (LARGE, 64, 256, {"backend": "fsdp", "ranks": 2, "tensor_parallel": 2}),
+    "qwen3, matrices split on 2 of 4 FSDP ranks": (
+        LARGE, 64, 256, {"backend": "fsdp", "ranks": 4, "tensor_parallel": 2}),
+    "mixture of 8 experts": (MIXTURE, 64, 256, {}),
+    "mixture of 8 experts, FSDP on 2 ranks": (MIXTURE, 64, 256, {"backend": "fsdp", "ranks": 2}),
+    "llama, checkpointed, FSDP on 2 ranks": (
+        {**LLAMA, "num_hidden_layers": 6}, 128, 512, {"backend": "fsdp", "ranks": 2, "gradient_checkpointing": True}),
+    "llama, bfloat16, matrices split on 2 ranks": (
+        LLAMA, 128, 512, {"backend": "fsdp", "ranks": 2, "tensor_parallel": 2, "precision": "bfloat16"}),
 }  # fmt: skip
 """Model, tokens of a sequence, tokens of a micro-batch, settings of the trainer."""
 PROMPT = 8
@@ -76,7 +94,8 @@ def main() -> None:
         counts = counted_parameters()
         wrong = [row["model"] for row in counts if row["parameters"] != row["counted"]]
         print(f"parameters of {len(counts)} public models: {'wrong: ' + ', '.join(wrong) if wrong else 'all exact'}")
-        written = write("memory", "python -m benchmarks.memory", {"rows": rows, "models": counts})
+        fields = {"rows": rows, "models": counts, "layouts": layouts()}
+        written = write("memory", "python -m benchmarks.memory", fields)
         print(f"written to {written}")
 
 
@@ -89,11 +108,16 @@ def counted_parameters() -> list[dict[str, Any]]:
 
     rows = []
     for name, shape in PUBLIC_SHAPES.items():
+        family = "qwen3" if shape.has_qk_norm else "qwen2" if shape.has_qkv_bias else "llama"
+        experts = {
+            "num_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token,
+            "moe_intermediate_size": shape.inner,
+        } if shape.experts > 1 else {}  # fmt: skip
         config = AutoConfig.for_model(
-            "qwen3" if shape.has_qk_norm else "qwen2" if shape.has_qkv_bias else "llama",
-            hidden_size=shape.hidden, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, intermediate_size=shape.inner,
-            vocab_size=shape.vocabulary, tie_word_embeddings=shape.is_tied,
+            f"{family}_moe" if experts else family, **experts, hidden_size=shape.hidden,
+            num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+            head_dim=shape.head_dim, intermediate_size=shape.inner, vocab_size=shape.vocabulary,
+            tie_word_embeddings=shape.is_tied,
         )  # fmt: skip
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -151,7 +175,7 @@ def measure(name: str, rank: int, meeting: str) -> int:
     import torch.distributed as dist
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from trainer.backends.choice import choose_backend, make_backend
+    from trainer.backends.choice import choose_backend, make_backend, share_sequences
     from trainer.backends.port import Setup
     from trainer.model.attention import choose, register
     from trainer.ranks import Ranks
@@ -165,20 +189,26 @@ def measure(name: str, rank: int, meeting: str) -> int:
     if settings.ranks > 1:
         store = dist.FileStore(meeting, settings.ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=settings.ranks)
-    setup = Setup(settings, 1.0, 10, choose("sdpa", device), Ranks(rank, settings.ranks, device))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CASES[name][0]), dtype=torch.float32).eval()
+    ranks, choice = Ranks(rank, settings.ranks, device), choose_backend(settings, 1, device)
+    share_sequences(ranks, choice, model)
+    setup = Setup(settings, 1.0, 10, choose("sdpa", device), ranks)
     ready_model(model, setup)
-    policy = make_backend(choose_backend(settings, 1, device).descriptor, model, setup)
+    policy = make_backend(choice.descriptor, model, setup)
     step = TrainStep(policy, setup, groups_per_step=config.groups_per_step)
     samples = made_samples(config.samples_per_step, CASES[name][1], CASES[name][0]["vocab_size"])
     step.run(step.prepare(samples, 0))
     prepared = step.prepare(samples, 1)
     before = sum(part.items.numel() * part.items.element_size() for part in policy.parts())
-    peak = allocated_by(lambda: step.run(prepared)).peak_bytes
-    if settings.ranks > 1:
-        dist.barrier()
-        dist.destroy_process_group()
-    return before + peak
+    if settings.ranks == 1:
+        return before + allocated_by(lambda: step.run(prepared)).peak_bytes
+    storages = LiveStorages()
+    storages.install()
+    storages.phase("step")
+    step.run(prepared)
+    dist.barrier()
+    dist.destroy_process_group()
+    return storages.peaks["step"]
 
 
 class Allocated(NamedTuple):

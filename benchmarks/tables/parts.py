@@ -312,7 +312,16 @@ def memory(result: Result) -> str:
          f"{row['predicted_bytes'] / 1e6:,.1f}", f"{row['difference']:+.1%}")
         for row in result["rows"]
     ]  # fmt: skip
-    return table(("model", "parameters, M", "measured peak, MB", "predicted, MB", "difference"), rows)
+    cases = table(("model", "parameters, M", "measured peak, MB", "predicted, MB", "difference"), rows)
+    if "layouts" not in result:
+        return cases
+    proposed = [
+        (row["model"].partition("/")[2], str(row["gpus"]), str(row["gpu_gb"]), f"{row['needed_bytes'] / 1e9:,.0f}",
+         f"`{row['verdict']}`" if ":" in row["verdict"] else row["verdict"])
+        for row in result["layouts"]
+    ]  # fmt: skip
+    head = ("model", "GPUs of the trainer", "GB each", "estimate, GB", "`validate`")
+    return f"{cases}\n\n{table(head, proposed)}"
 
 
 def reward(result: Result) -> str:

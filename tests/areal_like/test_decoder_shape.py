@@ -14,10 +14,14 @@ from areal_like.decoder_shape import EXPERTS, PUBLIC_SHAPES, DecoderShape, publi
 
 def config_of(shape: DecoderShape) -> AutoConfig:
     family = "qwen3" if shape.has_qk_norm else "qwen2" if shape.has_qkv_bias else "llama"
+    experts = {
+        "num_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.inner,
+    } if shape.experts > 1 else {}  # fmt: skip
     return AutoConfig.for_model(
-        family, hidden_size=shape.hidden, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, intermediate_size=shape.inner,
-        vocab_size=shape.vocabulary, tie_word_embeddings=shape.is_tied,
+        f"{family}_moe" if experts else family, **experts, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        intermediate_size=shape.inner, vocab_size=shape.vocabulary, tie_word_embeddings=shape.is_tied,
     )  # fmt: skip
 
 
@@ -128,10 +132,12 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
     "Qwen/Qwen2.5-1.5B": 1_543_714_304,
     "Qwen/Qwen2.5-7B": 7_615_616_512,
     "Qwen/Qwen2.5-32B": 32_763_876_352,
     "meta-llama/Meta-Llama-3-8B": 8_030_261_248,
+    "meta-llama/Meta-Llama-3-70B": 70_553_706_496,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1_777_088_000,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7_615_616_512,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": 14_770_033_664,
@@ -147,6 +153,7 @@ def test_public_models_have_as_many_parameters_as_were_published() -> None:
     [
         ("qwen/qwen3-8b-base", "Qwen/Qwen3-8B"),
         ("Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3-8B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Meta-Llama-3-70B"),
         ("Qwen/Qwen2.5-Math-7B", "Qwen/Qwen2.5-7B"),
         ("Qwen/Qwen2.5-Math-1.5B-Instruct", "Qwen/Qwen2.5-1.5B"),
     ],
@@ -158,4 +165,4 @@ def test_public_models_are_known_by_their_variants(name: str, known_as: str) -> 
 def test_public_names_are_the_last_parts_in_lower_case() -> None:
     assert public_names()["qwen3-0.6b"] == PUBLIC_SHAPES["Qwen/Qwen3-0.6B"]
     assert all(name == name.lower() and "/" not in name for name in public_names())
-    assert len(public_names()) == len(PUBLIC_SHAPES) + 3
+    assert len(public_names()) == len(PUBLIC_SHAPES) + 5

@@ -45,6 +45,10 @@ class AutoDescriptor(BackendDescriptor):
             return FSDP.working_bytes(settings, demand)
         return super().working_bytes(settings, demand)
 
+    def reducing_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
+        """See working_bytes."""
+        return FSDP.reducing_bytes(settings, demand) if settings.ranks > 1 else 0.0
+
     def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
         """See working_bytes."""
         return FSDP.publishing_bytes(settings, parameters) if settings.ranks > 1 else 0.0

@@ -68,14 +68,15 @@ class StateLayout:
 class PassDemand(NamedTuple):
     """The sizes that determine the memory of a pass, in parameters of the full model.
 
-    matrices: weight matrices of all layers; layer: one layer; outer: embedding, head and final norm. compute_bytes: of
-    of the dtype the pass computes in.
+    matrices: weight matrices of all layers; layer: one layer; outer: embedding, head and final norm; head: its weight,
+    which may be the embedding's. compute_bytes: of the dtype the pass computes in.
     """
 
     parameters: float
     matrices: float
     layer: float
     outer: float
+    head: float
     compute_bytes: int
 
 
@@ -159,11 +160,16 @@ class BackendDescriptor:
         return Share(1.0)
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
-        """Return the bytes on a rank's device during a pass, apart from the state and activations: parameters that are
-        gathered or cast, gradients that are not sharded yet. An estimate. By default the cast copy of every matrix that
-        autocast keeps for a pass.
+        """Return the bytes on a rank's device when the backward pass begins, apart from the state and activations:
+        parameters that are gathered or cast, and the head's gradient if it is not sharded yet. An estimate. By default
+        the cast copy of every matrix that autocast keeps for a pass.
         """
         return 0.0 if demand.compute_bytes == FLOAT32 else demand.compute_bytes * demand.matrices
+
+    def reducing_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
+        """Return the bytes that are added when the gradients of a layer are complete and those of the layer before it
+        are being summed over ranks. By then the activations of both are released. Default: none."""
+        return 0.0
 
     def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
         """Return the bytes on rank 0's device while the full weights are gathered between two steps: only for a version

@@ -71,14 +71,17 @@ class FsdpDescriptor(BackendDescriptor):
 
     def working_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
         """Return the bytes of gathered parameters of two layers (one is fetched while one computes; all without
-        `reshard_after_forward`) and of embedding and head, whose gradients also stay unsharded until the pass ends; and
-        of a layer's gradient, unsharded, and in the dtype of the reduction.
+        `reshard_after_forward`), of embedding and head, and of the head's gradient, which stays unsharded until the
+        pass ends.
         """
+        layers = 2 * demand.layer if settings.fsdp.reshard_after_forward else demand.parameters - demand.outer
+        return demand.compute_bytes * (layers / settings.tensor_parallel + demand.outer + demand.head)
+
+    def reducing_bytes(self, settings: TrainerSettings, demand: PassDemand) -> float:
+        """Return the bytes of a layer's gradient, and of another one in the dtype of the reduction."""
         c = demand.compute_bytes
         summed = 2 if c != FLOAT32 and settings.fsdp.reduce_dtype == "bfloat16" else FLOAT32
-        layers = 2 * demand.layer if settings.fsdp.reshard_after_forward else demand.parameters - demand.outer
-        tensor = settings.tensor_parallel
-        return c * (layers / tensor + 2 * demand.outer) + (c + summed) * demand.layer / tensor
+        return (c + summed) * demand.layer / settings.tensor_parallel
 
     def publishing_bytes(self, settings: TrainerSettings, parameters: float) -> float:
         """Return the bytes of the full float32 tensors, which are gathered on the device."""

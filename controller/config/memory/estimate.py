@@ -16,7 +16,14 @@ from areal_like.device_names import names_gpu
 from controller.config.backends import PassDemand, Share, StateDemand, backend_of, num_replicas
 from controller.config.engines import ServingDemand, engine_job, engine_of
 from controller.config.memory.called_models import called_model_parts, shape_in
-from controller.config.memory.passes import FLOAT32, Pass, activation_bytes, transient_bytes
+from controller.config.memory.passes import (
+    FLOAT32,
+    Pass,
+    activation_bytes,
+    kept_layer_bytes,
+    layer_backward_bytes,
+    transient_bytes,
+)
 from controller.config.run_config import RunConfig
 from controller.config.trainer_memory import adapter_parameters, outer_share, trainer_state
 from controller.config.validation.objectives import has_reference
@@ -122,6 +129,7 @@ def pass_demand(config: RunConfig, shape: DecoderShape) -> PassDemand:
         matrices=float(shape.layers * shape.layer_matrix_parameters),
         layer=float(shape.layer_parameters),
         outer=float(shape.outer_parameters),
+        head=float(shape.vocabulary * shape.hidden),
         compute_bytes=2 if config.trainer.precision == "bfloat16" else FLOAT32,
     )
 
@@ -140,11 +148,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
     teacher = on_device * teacher_bytes(config)
     state_bytes = state.device_bytes if is_cuda else state.device_bytes + state.host_bytes
     fixed = {"weights, gradients, AdamW": state_bytes, "reference model": reference, "teacher": teacher}
-    step = fixed | {
-        "gathered or cast": backend.working_bytes(trainer, pass_demand(config, shape)),
-        "activations": activation_bytes(shape, one),
-        "logits, backward": transient_bytes(shape, one, is_cuda=is_cuda),
-    }
+    step = fixed | _pass_parts(config, shape, one)
     sent = float(shape.parameters) if lora is None or lora.publish == "merged" else adapter_parameters(config, shape)
     collected = 0.0 if lora is None else backend.publishing_bytes(trainer, sent)
     # between two steps there are no gradients, which are a quarter of the state, or less: an adapter has hardly any
@@ -163,6 +167,26 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
         return (leader,)
     others = f"trainer rank{'s' * (trainer.ranks > 2)} 1{f' to {trainer.ranks - 1}' if trainer.ranks > 2 else ''}"
     return (leader, _process(others, trainer.ranks - 1, step, words))
+
+
+def _pass_parts(config: RunConfig, shape: DecoderShape, one: Pass) -> Mapping[str, float]:
+    """Memory that a pass adds: when the backward pass begins, or when gradients of its second layer are complete and
+    the activations of two layers are released, whichever is more.
+    """
+    backend, trainer, demand = backend_of(config), config.trainer, pass_demand(config, shape)
+    kept = activation_bytes(shape, one)
+    begin = {
+        "gathered or cast": backend.working_bytes(trainer, demand),
+        "activations": kept,
+        "logits, backward": transient_bytes(shape, one, is_cuda=names_gpu(trainer.device)),
+    }
+    summing = {
+        "gathered or cast": begin["gathered or cast"],
+        "gradients being summed": backend.reducing_bytes(trainer, demand),
+        "activations": max(0.0, kept - 2 * kept_layer_bytes(shape, one)),
+        "logits, backward": layer_backward_bytes(shape, one),
+    }
+    return max(begin, summing, key=lambda parts: sum(parts.values()))
 
 
 def teacher_bytes(config: RunConfig) -> float:

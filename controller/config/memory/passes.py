@@ -1,7 +1,7 @@
 """Memory of one forward and backward pass of the trainer: activations, logits, gradients of a layer.
 
 One pure function per component, with the formula in its docstring. What a backend keeps is in its descriptor
-(`working_bytes`); the sum is in estimate.py.
+(`working_bytes`, `reducing_bytes`); the sum is in estimate.py.
 
 The formulas count what torch's autograd keeps for the decoder layers of transformers 5 (Llama, Qwen2, Qwen3) with this
 program's own attention and head, tensor by tensor; `python -m benchmarks.memory` compares them with measured peaks.
@@ -84,13 +84,16 @@ def layer_activation_bytes(shape: DecoderShape, one: Pass) -> float:
     return one.tokens * (per_token + attention_bytes(shape, one) + feed_forward_bytes(shape, one)) + gathered
 
 
+def kept_layer_bytes(shape: DecoderShape, one: Pass) -> float:
+    """Kept by one layer from forward to backward pass: with gradient checkpointing only its input, r D per token."""
+    if one.is_checkpointed:
+        return float(one.tokens * one.hidden_bytes * shape.hidden)
+    return layer_activation_bytes(shape, one)
+
+
 def activation_bytes(shape: DecoderShape, one: Pass) -> float:
-    """Kept from forward to backward pass: every layer's, or with gradient checkpointing only each layer's input
-    (r D per token); and the final norm with the rows that are predicted: 16 D."""
-    kept = shape.layers * (
-        one.tokens * one.hidden_bytes * shape.hidden if one.is_checkpointed else layer_activation_bytes(shape, one)
-    )
-    return kept + 16.0 * one.tokens * shape.hidden
+    """Kept from forward to backward pass: by every layer, and the final norm with the rows that are predicted: 16 D."""
+    return shape.layers * kept_layer_bytes(shape, one) + 16.0 * one.tokens * shape.hidden
 
 
 def head_bytes(shape: DecoderShape, one: Pass, *, is_cuda: bool) -> float:

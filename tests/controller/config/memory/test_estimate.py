@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from controller.config.memory.estimate import (
     shape_of_run,
     trainer_memory,
 )
+from controller.config.memory.passes import layer_activation_bytes
 
 SHAPE = PUBLIC_SHAPES["Qwen/Qwen3-8B"]
 N = SHAPE.parameters
@@ -86,8 +88,18 @@ def test_fsdp_ranks_share_the_state_and_gather_two_layers_and_the_embeddings() -
     (ranks,) = trainer_memory(config, SHAPE)
     assert (ranks.name, ranks.count) == ("trainer ranks 0 to 7", 8)
     assert ranks.parts["weights, gradients, AdamW"] == 2 * N
-    gathered = 2 * (2 * SHAPE.layer_parameters + 2 * SHAPE.outer_parameters) + 6 * SHAPE.layer_parameters
-    assert ranks.parts["gathered or cast"] == gathered
+    head = SHAPE.vocabulary * SHAPE.hidden
+    assert ranks.parts["gathered or cast"] == 2 * (2 * SHAPE.layer_parameters + SHAPE.outer_parameters + head)
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("float32", 6), ("bfloat16", 4)])
+def test_with_few_tokens_most_is_needed_while_a_layers_gradient_is_summed(dtype: str, num_bytes: int) -> None:
+    trainer = {**GPU, "gradient_checkpointing": False, "backend": "fsdp", "micro_batch_tokens": 512}
+    config = make(trainer={**trainer, "ranks": 8, "fsdp": {"reduce_dtype": dtype}}, rollout__engine__max_context=512)
+    (ranks,) = trainer_memory(config, replace(SHAPE, vocabulary=1000))
+    layer = layer_activation_bytes(SHAPE, pass_of(config))
+    assert ranks.parts["gradients being summed"] == num_bytes * SHAPE.layer_parameters
+    assert ranks.parts["activations"] == pytest.approx((SHAPE.layers - 2) * layer + 16 * 512 * SHAPE.hidden)
 
 
 def test_replicas_do_not_divide_state_or_reference_and_a_checkpoint_has_one_of_them() -> None:
