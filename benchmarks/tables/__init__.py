@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.tables import jobs, long, objectives, parts, planted, turns
+from benchmarks.tables import jobs, long, memory, objectives, parts, planted, turns
 from benchmarks.tables.form import Result, stamp
 
 TABLES: dict[str, Callable[[Result], str]] = {
@@ -31,9 +31,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.delta,
         parts.preference,
         parts.packing,
-        parts.logprob_memory,
-        parts.sharded_memory,
-        parts.memory,
+        memory.logprob_memory,
+        memory.sharded_memory,
+        memory.memory,
         long.long_sequences,
         long.experts,
         parts.prompt_sharing,
