@@ -11,8 +11,8 @@
 `gradients` and `curves` have the trainer's own step and the embedded engine in one process, so that the lag is exact.
 What they compare is in variants.py, each as a section of configuration; `quickstart` runs the jobs of quickstarts.py.
 Each variant of `curves` has the same budget of tuning: four learning rates at lag TUNING_LAG, on a seed that does not
-count; by default it compares the variants CURVES. A result has a part for each question and task, and for `quickstart`
-with `--variants`; a call measures one part.
+count; by default it compares the variants CURVES, and on long answers LONG_CURVES at lags 0 and 16. A result has a
+part for each question and task, and for `quickstart` with `--variants`; a call measures one part.
 `--go-on` takes the rows of an interrupted call.
 """
 
@@ -35,16 +35,16 @@ from benchmarks.runs import command_of, parts_with, write
 from benchmarks.spreads import mean_interval
 
 QUESTION = "objectives"
-LAGS, SEEDS, RATES = (
-    {"gradients": "0,1,4,16,64", "curves": "0,16,64", "quickstart": "0"},
-    "1,2,3,4,5",
-    "5e-5,1e-4,2e-4,4e-4",
-)
-CURVES = ("decoupled", "ppo", "exact_weight", "m2po", "gspo", "cispo", "dppo", "vespo")
+LAGS = {"gradients": "0,1,4,16,64", "curves": "0,16,64", "quickstart": "0"}
+LONG_LAGS = "0,16"
+"""Of curves of the long task."""
+SEEDS, RATES = "1,2,3,4,5", "5e-5,1e-4,2e-4,4e-4"
+CURVES: tuple[str, ...] = ("decoupled", "ppo", "exact_weight", "m2po", "gspo", "cispo", "dppo", "vespo")
 """The variants whose ideas differ most: the default, no correction, a weight without limit, a mask by the second
 moment, whole answers, clipped weights, the probability as trust region, and a weight of whole answers."""
+LONG_CURVES: tuple[str, ...] = ("decoupled", "ppo", "gspo", "cispo", "dppo", "vespo")
 TUNING_SEED, TUNING_LAG = 1000, 16
-STEPS = {"short": 96, "long": 96}
+STEPS = {"short": 96, "long": 64}
 Row = dict[str, Any]
 
 
@@ -62,8 +62,9 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     known = quickstarts.JOBS if options.part == "quickstart" else VARIANTS
-    options.lags = options.lags or INTEGERS(LAGS[options.part])
-    usual = CURVES if options.part == "curves" else tuple(known)
+    options.lags = options.lags or default_lags(options)
+    curves: tuple[str, ...] = LONG_CURVES if options.task == "long" else CURVES
+    usual = curves if options.part == "curves" else tuple(known)
     names = list({None: usual, "all": known}.get(options.variants) or options.variants.split(","))
     if unknown := set(names) - set(known):
         parser.error(f"no variant {', '.join(sorted(unknown))}; known: {', '.join(known)}")
@@ -83,6 +84,11 @@ def main() -> None:
     publish(parser, options, f"{options.part}, {options.task}", result, measured)
 
 
+def default_lags(options: argparse.Namespace) -> list[int]:
+    """The lags that are measured if `--lags` is not passed."""
+    return INTEGERS(LONG_LAGS if (options.part, options.task) == ("curves", "long") else LAGS[options.part])
+
+
 def publish(
     parser: argparse.ArgumentParser, options: argparse.Namespace, part: str, result: Row, measured: Measured
 ) -> None:
@@ -96,7 +102,7 @@ def publish(
         keys = ("seeds", "variants", "steps", "tune", "lags")
         keys = ("seeds",) if part.startswith("quickstart, ") else ("variants",) if part == "quickstart" else keys
         defaults = parser.parse_args([options.part])
-        defaults.lags = INTEGERS(LAGS[options.part])
+        defaults.lags = default_lags(options)
         is_default = all(getattr(options, key) == getattr(defaults, key) for key in keys)
         path = published if options.replace or is_default else next_to_runs(QUESTION, options)
         parts = parts_with(path, part, command_of(QUESTION), result)

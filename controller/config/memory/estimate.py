@@ -169,7 +169,7 @@ def trainer_memory(config: RunConfig, shape: DecoderShape) -> tuple[ProcessMemor
     return (leader, _process(others, trainer.ranks - 1, step, words))
 
 
-def _pass_parts(config: RunConfig, shape: DecoderShape, one: Pass) -> Mapping[str, float]:
+def _pass_parts(config: RunConfig, shape: DecoderShape, one: Pass) -> dict[str, float]:
     """Memory that a pass adds: when the backward pass begins, or when gradients of its second layer are complete and
     the activations of two layers are released, whichever is more.
     """
