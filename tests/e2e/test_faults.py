@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 
@@ -112,6 +113,10 @@ def test_killed_trainer_starts_again_from_its_checkpoint_and_the_run_finishes(ar
     final = digests_in(run.folder / "final")
     assert f"final ({len(final)} tensors): equal, sha256 {total(final)}" in replayed.output
     assert f"equal: {STEPS} steps" in replayed.output
+    again = areal("replay", str(run.folder), "--engine", "--samples", "40")
+    assert again.wait() == 0, again.output
+    assert re.search(r"versions: \d+ of the starting model or a checkpoint, \d+ by replaying the trainer", again.output)
+    assert re.search(r"^equal: 40 samples with \d+ tokens, in ", again.output, re.MULTILINE)
 
 
 def areal_report(run):
