@@ -18,8 +18,9 @@ from typing import Any, cast
 import pytest
 
 LONGEST_FIRST = (
-    "test_controls", "test_sglang_job", "test_vllm_job", "test_engine_conformance", "test_report_browser", "test_ray",
-    "test_trainer_ranks", "test_main_job", "test_diagnosis", "test_quick_forms", "test_docs_site", "test_ranks",
+    "test_controls", "test_sglang_job", "test_vllm_job", "test_engine_conformance", "test_ray", "test_layouts",
+    "test_ranks", "test_report_browser", "test_trainer_ranks", "test_readme_commands", "test_faults", "test_main_job",
+    "test_diagnosis", "test_equalities", "test_offline", "test_traffic", "test_quick_forms", "test_docs_site",
 )  # fmt: skip
 """Of the files with end-to-end tests. The first makes the warm start that most others share; the next do without."""
 

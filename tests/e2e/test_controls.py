@@ -30,7 +30,13 @@ def test_random_rewards_teach_nothing(areal, quickstart, learning, tmp_path):
     assert run.summary["accuracy_after"] < run.summary["accuracy_before"] + 0.15
 
 
-@pytest.mark.parametrize(("mode", "bound", "interruption"), [("sync", 0, "recompute"), ("one_step_off", 1, "drain")])
+@pytest.mark.parametrize(
+    ("mode", "bound", "interruption"),
+    [
+        pytest.param("sync", 0, "recompute", marks=pytest.mark.thorough),  # in every run: test_equalities.py
+        ("one_step_off", 1, "drain"),
+    ],
+)
 def test_mode_keeps_its_bound(areal, quickstart, short, mode, bound, interruption):
     run = areal("train", quickstart, *short, f"mode={mode}", f"rollout.interruption={interruption}")
     assert run.wait() == 0, run.output

@@ -40,6 +40,7 @@ def test_killed_worker_and_killed_reward_service_are_replaced_and_the_run_finish
     assert_whole(run, STEPS)
 
 
+@pytest.mark.thorough
 def test_killed_controller_leaves_no_process_and_resume_finishes(areal, quickstart, short, gate, own_forkserver):
     run = areal("train", quickstart, *short, *LONGER, *gate.after_step(6))
     run.wait_for_step(6)

@@ -26,6 +26,7 @@ from ray_nodes import RAY, RayNodes
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.thorough("nodes"),
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'areal-like[ray]'"),
 ]
 
@@ -153,7 +154,6 @@ def test_validate_says_who_sits_where_and_refuses_what_cannot_fit(in_cluster, ar
     assert "the whole cluster lacks comes_and_goes 3" in small.output
 
 
-@pytest.mark.thorough
 def test_submitted_job_runs_in_its_seats_and_its_exit_status_is_the_runs(in_cluster, runs_dir, short):
     words = [*short, *FEW, *STAYS, "rollout.num_workers=1", "name=submitted", f"runs_dir={runs_dir}"]
     entry = ["submit", "--working-dir", ".", "--", sys.executable, "-m", "controller", "train", "configs/cluster.yaml"]
@@ -173,7 +173,6 @@ def test_submitted_job_runs_in_its_seats_and_its_exit_status_is_the_runs(in_clus
     assert "num_steps: must be greater than 0" in refused.stdout + refused.stderr
 
 
-@pytest.mark.thorough
 def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_stopped_job_saves(
     in_cluster, submit, areal, short
 ):
@@ -217,7 +216,6 @@ def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_sto
     assert (run.folder / "checkpoints" / f"step_{summary['steps']:06d}").is_dir()
 
 
-@pytest.mark.thorough
 def test_stranger_without_the_token_learns_how_to_get_in(nodes, areal, monkeypatch):
     for key, value in nodes.environment.items():
         monkeypatch.setenv(key, value)

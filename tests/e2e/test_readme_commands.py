@@ -21,9 +21,9 @@ README = (REPOSITORY / "README.md").read_text()
 NUM_ROWS, NUM_HELD_OUT = 8, 2
 TINY = [
     "num_steps=12", "groups_per_step=2", "group_size=2", "sampling.max_new_tokens=2", "reward.timeout_s=1800",
-    "rollout.score_timeout_s=3600",
+    "rollout.score_timeout_s=3600", "metrics.report=false",
 ]  # fmt: skip
-"""Sizes of the user's job, after the overrides that the README has."""
+"""Sizes of the user's job, after the overrides that the README has. The command `report` draws its report."""
 SAMPLES_BEFORE_GATE = NUM_HELD_OUT + 2 * 2 * 4
 """Evaluated samples, and those of at least one step and at most four."""
 SCORER = """

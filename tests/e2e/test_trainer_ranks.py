@@ -90,7 +90,7 @@ def pids_of_ranks(run) -> tuple[int, int]:
     return run.pid_of("trainer", "/trainer.json"), run.pid_of("trainer", "/trainer-1.json")
 
 
-@pytest.mark.parametrize("victim", ["trainer.json", "trainer-1.json"])
+@pytest.mark.parametrize("victim", [pytest.param("trainer.json", marks=pytest.mark.thorough), "trainer-1.json"])
 def test_killed_rank_without_a_budget_ends_the_run_with_its_name_and_no_process_stays(victim, areal, quickstart, short):
     two = ["trainer.backend=fsdp", "trainer.ranks=2", "trainer.max_restarts=0"]
     run = areal("train", quickstart, *short[1:], *FEW, *two, "num_steps=400")
@@ -114,6 +114,7 @@ def test_samples_of_a_step_need_not_be_a_multiple_of_the_ranks(areal, quickstart
 
 
 @needs_deepspeed
+@pytest.mark.thorough
 def test_option_that_zero_does_not_know_is_reported_in_one_sentence(areal, quickstart, short):
     raw = "trainer.deepspeed.raw={zero_optimization: {reduce_bucket_sise: 5}}"
     run = areal("train", quickstart, *short, *FEW, "trainer.backend=deepspeed", "trainer.ranks=2", raw)

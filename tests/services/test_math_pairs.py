@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 
 from services.reward.scorers.maths import MathOptions, MathScorer
 from services.reward.scorers.port import ScorerInput
@@ -17,11 +18,14 @@ PAIRS: list[dict[str, Any]] = [
 AT_ONCE = 80
 
 
-@pytest.mark.parametrize("start", range(0, len(PAIRS), AT_ONCE))
+TRIED = PAIRS[:: len(PAIRS) // num_examples(len(PAIRS))]
+
+
+@pytest.mark.parametrize("start", range(0, len(TRIED), AT_ONCE))
 def test_a_careful_reader_agrees(start: int) -> None:
     scorer = MathScorer(MathOptions(gold_field="gold"))
     wrong = []
-    for pair in PAIRS[start : start + AT_ONCE]:
+    for pair in TRIED[start : start + AT_ONCE]:
         sample = ScorerInput(row=pair, response=pair["response"], finish_reason="stop", num_tokens=1)
         if scorer.score(sample)["value"] != float(pair["right"]):
             wrong.append(pair)

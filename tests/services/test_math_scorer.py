@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 
 from services.reward.scorers import final_answer, maths
 from services.reward.scorers.maths import MathOptions, MathScorer, are_equivalent, is_explosive
@@ -146,7 +147,8 @@ def test_a_row_without_gold_cannot_be_judged() -> None:
 def test_every_gsm8k_answer_verifies_against_itself_and_not_against_the_next(published: Published) -> None:
     scorer = MathScorer(MathOptions())
     rows = [json.loads(line) for line in published("gsm8k/train.jsonl").open()]
-    for row, following in zip(rows, rows[1:] + rows[:1], strict=True):
+    share = len(rows) // num_examples(len(rows))
+    for row, following in list(zip(rows, rows[1:] + rows[:1], strict=True))[::share]:
         own = ScorerInput(row=row, response=row["answer"], finish_reason="stop", num_tokens=1)
         other = ScorerInput(row=row, response=following["answer"], finish_reason="stop", num_tokens=1)
         assert scorer.score(own)["value"] == 1.0

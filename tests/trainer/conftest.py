@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forked_jobs import JobServer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.wire.messages import BatchSample
+from controller.wiring.preload import PRELOAD
 from trainer.export import write_model
 from trainer.model.tokenizers import build_tokenizer
 
 sys.path.append(str(Path(__file__).parent))  # makes the helpers of this folder importable
 
 VOCABULARY = 61
+
+
+@pytest.fixture(scope="session")
+def job_server() -> Iterator[JobServer]:
+    """What processes of these tests are forked from, one for each stream of tests: importing what a trainer needs takes
+    more than most of them compute."""
+    server = JobServer([*PRELOAD, "torch.distributed.fsdp"], Path(__file__).parent)
+    yield server
+    server.close()
+
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 8},

@@ -3,55 +3,31 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_jobs import JobServer
 
 pytestmark = pytest.mark.processes
 
-RANK = """
-import sys, time
-from pathlib import Path
-from types import SimpleNamespace
-import torch
-from trainer.colocation import SharedDevices
-from trainer.ranks import Ranks
 
-rank, address, file = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-
-class Policy:
-    def move(self, device):
-        if rank == 1:
-            time.sleep(1.0)
-            file.touch()
-        return 1
-
-spec = SimpleNamespace(rank=rank, num_ranks=2, ranks_address=address, has_own_gpus=False)
-ranks = Ranks.join(spec, "cpu", timeout_s=60.0, order_timeout_s=60.0)
-SharedDevices(Policy(), (), torch.device("cpu"), is_shared=True, ranks=ranks).leave()
-print("released" if file.exists() else "announced while rank 1 has memory")
-ranks.close()
-"""
-
-
-def test_rank_0_announces_nothing_before_every_rank_has_released_its_memory(tmp_path: Path) -> None:
+def test_rank_0_announces_nothing_before_every_rank_has_released_its_memory(
+    tmp_path: Path, job_server: JobServer
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    arguments = [address, str(tmp_path / "released")]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), *arguments],
-            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
+    logs = [tmp_path / f"{rank}.log" for rank in (0, 1)]
+    ranks = [
+        job_server.start("colocated_rank", [str(rank), address, str(tmp_path / "released")], log)
+        for rank, log in enumerate(logs)
+    ]
     try:
-        outputs = [process.communicate(timeout=300)[0].strip() for process in processes]
+        statuses = [rank.wait(300.0) for rank in ranks]
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert outputs == ["released", "released"]
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    said = [log.read_text() for log in logs]
+    assert statuses == [0, 0], said
+    assert all("released" in one.splitlines() for one in said), said

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
@@ -73,7 +74,7 @@ def own_log_weights(model: PreTrainedModel, samples: list[BatchSample]) -> list[
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=num_examples(100), deadline=None)
 @given(log_weights=st.lists(st.floats(-30, 30), min_size=1, max_size=20), shift=st.floats(-1e3, 1e3))
 def test_share_equals_its_definition_and_ignores_a_common_factor(log_weights: list[float], shift: float) -> None:
     weights_M = np.asarray(log_weights)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked_jobs import JobServer
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.process import FAILED, report_end
@@ -35,41 +34,20 @@ def test_taken_meeting_place_is_an_accident_that_a_restart_solves_and_no_mistake
     assert last == f"error: MeetingPlaceTaken: rank 0 cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
-WAITS_LONGER_THAN_FOR_AN_ORDER = """
-import sys, time
-from types import SimpleNamespace
-from trainer.ranks import Ranks
-rank = int(sys.argv[1])
-place = SimpleNamespace(rank=rank, num_ranks=2, ranks_address="file://" + sys.argv[2], has_own_gpus=False)
-ranks = Ranks.join(place, "cpu", timeout_s=60.0, order_timeout_s=1.0)
-if rank:
-    assert ranks.versions.next_call() == 7
-    assert ranks.next_batch() is None
-else:
-    time.sleep(3.0)
-    ranks.versions.call(7)
-    time.sleep(3.0)
-    ranks.end_batches()
-ranks.close()
-"""
-
-
 @pytest.mark.e2e
 def test_batches_and_versions_are_awaited_for_longer_than_orders_because_a_step_is_between_two(
-    tmp_path: Path,
+    tmp_path: Path, job_server: JobServer
 ) -> None:
+    logs = [tmp_path / f"{rank}.log" for rank in (0, 1)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WAITS_LONGER_THAN_FOR_AN_ORDER, str(rank), str(tmp_path / "ranks")],
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+        job_server.start("waiting_rank", [str(rank), str(tmp_path / "ranks")], log) for rank, log in enumerate(logs)
+    ]
     try:
-        for rank in ranks:
-            assert rank.communicate(timeout=120.0)[1].count("RankLost") == 0
-            assert rank.returncode == 0
+        statuses = [rank.wait(300.0) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+    said = [log.read_text() for log in logs]
+    assert statuses == [0, 0], said
+    assert not any("RankLost" in one for one in said)

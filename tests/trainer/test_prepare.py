@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_jobs import JobServer
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -227,22 +226,15 @@ def test_rows_without_settings_are_refused(tmp_path: Path) -> None:
         spec(tmp_path / "out", sft_rows="rows.jsonl")
 
 
-def run_process(file: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainer.prepare", "--spec", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
 @pytest.mark.processes
-def test_process_prepares_and_tells_a_mistake_in_its_last_line(tmp_path: Path) -> None:
-    file = tmp_path / "spec.json"
+def test_process_prepares_and_tells_a_mistake_in_its_last_line(tmp_path: Path, job_server: JobServer) -> None:
+    file, log, mistake = (tmp_path / name for name in ("spec.json", "log", "mistake.log"))
     spec(tmp_path / "out", **supervised(tmp_path)).save(file)
-    done = run_process(file)
-    assert done.returncode == 0, done.stderr
+    assert job_server.start("trainer.prepare", ["--spec", str(file)], log).wait(300.0) == 0, log.read_text()
     assert (tmp_path / "out" / "model.safetensors").is_file()
-    again = run_process(file)
-    assert again.returncode == 2
-    assert again.stderr.strip().splitlines()[-1].startswith("error: ")
-    assert "Traceback" not in again.stderr
+    assert job_server.start("trainer.prepare", ["--spec", str(file)], mistake).wait(300.0) == 2
+    assert mistake.read_text().strip().splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in mistake.read_text()
 
 
 def test_order_of_rows_is_reported_by_number(tmp_path: Path) -> None:

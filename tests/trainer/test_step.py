@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
@@ -131,7 +132,7 @@ def test_a_mean_per_micro_batch_would_change_the_gradient(tiny_model: Callable[.
     assert _relative_error(wrong, right) > 0.01
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=num_examples(80), deadline=None)
 @given(group_sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12), num=st.integers(1, 8), seed=st.integers(0, 99))
 def test_mini_batches_keep_groups_whole_while_there_are_enough_of_them(
     group_sizes: list[int], num: int, seed: int

@@ -8,16 +8,16 @@ import itertools
 import json
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from forked_jobs import ForkedJob, JobServer
 from made_keys import keys_of, run_keys
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -1021,22 +1021,21 @@ def run_dir(tmp_path: Path, tiny_model: Callable[..., PreTrainedModel]) -> Path:
 MakeSamples = Callable[..., list[m.BatchSample]]
 
 
-@contextlib.asynccontextmanager
-async def real_process(
-    run_dir: Path, hub: Hub, address: str, **changes: Any
-) -> AsyncIterator[asyncio.subprocess.Process]:
+@contextlib.contextmanager
+def real_process(server: JobServer, run_dir: Path, address: str, **changes: Any) -> Iterator[ForkedJob]:
     file = run_dir / "spec.json"
     process_spec(run_dir, hub_address=address, **changes).save(file)
-    with (run_dir / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "trainer", "--spec", str(file), stdout=log, stderr=log
-        )
+    process = server.start("trainer", ["--spec", str(file)], run_dir / "log")
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        process.wait()
+
+
+async def status_of(process: ForkedJob) -> int:
+    """How it ends, while the hub goes on."""
+    return await asyncio.to_thread(process.wait, LIMIT_S)
 
 
 async def next_message(hub: Hub, run_dir: Path) -> m.Message:
@@ -1107,12 +1106,12 @@ def test_only_the_newest_version_is_announced_where_it_was_written_again(
 
 
 @pytest.mark.processes
-def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSamples) -> None:
+def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSamples, job_server: JobServer) -> None:
     async def scene() -> None:
         hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=run_keys(), accept=FROM_TRAINER)
         address = await hub.start()
         try:
-            async with real_process(run_dir, hub, address) as process:
+            with real_process(job_server, run_dir, address) as process:
                 seen: list[m.Message] = []
                 while not (seen and isinstance(seen[-1], m.Goodbye)):
                     seen.append(await next_message(hub, run_dir))
@@ -1128,7 +1127,7 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
                             hub.send("trainer", m.RewriteVersion(version=3, lineage="l0"))
                         case m.VersionRewritten():
                             hub.send("trainer", m.Shutdown(reason="the run is over", deadline_s=5.0))
-                assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0, (run_dir / "log").read_text()
+                assert await status_of(process) == 0, (run_dir / "log").read_text()
         finally:
             await hub.close()
         versions = [one for one in seen if isinstance(one, m.VersionPublished)]
@@ -1164,7 +1163,7 @@ def test_real_process_trains_over_a_real_hub(run_dir: Path, make_samples: MakeSa
 
 @pytest.mark.e2e
 def test_real_process_resumes_stops_on_sigterm_and_says_a_mistake_in_one_line(
-    run_dir: Path, make_samples: MakeSamples
+    run_dir: Path, make_samples: MakeSamples, job_server: JobServer
 ) -> None:
     spec = process_spec(run_dir)
     training = Training(spec)
@@ -1176,7 +1175,7 @@ def test_real_process_resumes_stops_on_sigterm_and_says_a_mistake_in_one_line(
         hub = Hub(run_id="t", role="controller", bind="tcp://127.0.0.1:0", curve_dir=run_keys(), accept=FROM_TRAINER)
         address = await hub.start()
         try:
-            async with real_process(run_dir, hub, address, resume_from=str(folder), lineage="l1") as process:
+            with real_process(job_server, run_dir, address, resume_from=str(folder), lineage="l1") as process:
                 while not isinstance(message := await next_message(hub, run_dir), m.BatchRequest):
                     if isinstance(message, m.VersionPublished):
                         assert (message.version, message.lineage, message.metrics) == (1, "l1", {})
@@ -1184,11 +1183,11 @@ def test_real_process_resumes_stops_on_sigterm_and_says_a_mistake_in_one_line(
                 process.send_signal(signal.SIGTERM)
                 assert isinstance(await next_message(hub, run_dir), m.CheckpointSaved)
                 assert isinstance(await next_message(hub, run_dir), m.Goodbye)
-                assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0
+                assert await status_of(process) == 0
             nowhere = ModelSettings(path=str(run_dir / "nowhere"))
-            async with real_process(run_dir, hub, address, model=nowhere) as process:
+            with real_process(job_server, run_dir, address, model=nowhere) as process:
                 said = []
-                while process.returncode is None:
+                while process.poll() is None:
                     if (received := await hub.receive(0.2)) is not None:
                         said.append(received[1])
                 assert process.returncode == 2

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import zstandard
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def pairs(draw):
     return dtype, base, new
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=num_examples(100), deadline=None)
 @given(pairs(), st.integers(1, 64))
 def test_any_bits_come_back_whatever_the_block_size(pair, block_items):
     dtype, base, new = pair

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def lease(row: dict) -> Lease:
 
 
 @given(st.lists(st.integers(1, 300) | st.integers(16_000, 40_000), min_size=1, max_size=6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=num_examples(40), deadline=None)
 def test_batch_of_any_lengths_survives(lengths: list[int]) -> None:
     sent = batch(lengths)
     received = decode([bytes(frame) for frame in encode(sent)], ACCEPT)
@@ -277,7 +278,7 @@ FRAMES = [encode(returned(5)), encode(batch([4, 9])), encode(lease({"prompt": "x
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=num_examples(300), deadline=None)
 def test_random_frames_never_raise_anything_but_wire_error(frames: list[bytes]) -> None:
     try:
         decode(frames, ACCEPT)
@@ -286,7 +287,7 @@ def test_random_frames_never_raise_anything_but_wire_error(frames: list[bytes]) 
 
 
 @given(st.sampled_from(FRAMES), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=num_examples(500), deadline=None)
 def test_flipped_cut_or_missing_bytes_never_raise_anything_but_wire_error(
     frames: list[bytes], data: st.DataObject
 ) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from colocated_schedules import run_colocated
+from example_counts import num_examples
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))
 def test_under_delays_deaths_and_resumes_the_devices_have_one_holder_and_every_run_ends(first: int) -> None:
-    for seed in range(first, first + 40):
+    for seed in range(first, first + num_examples(40)):
         run_colocated(seed)
 
 

@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 from desk import Desk, batch_of, has, leased, only
+from example_counts import num_examples
 from schedules import random_settings
 from virtual_cluster import VirtualCluster
 
@@ -184,7 +185,7 @@ FAULTS = ("kill_worker", "silence", "duplicate", "fail_to_load", "drain_worker",
 
 @pytest.mark.parametrize("first", range(0, 160, 40))
 def test_under_random_schedules_with_faults_memory_is_never_held_twice_and_every_run_ends(first: int) -> None:
-    for seed in range(first, first + 40):
+    for seed in range(first, first + num_examples(40)):
         rng = random.Random(seed)
         settings = msgspec.structs.replace(
             random_settings(rng), mode="sync", is_colocated=True, load_deadline_s=5.0, num_workers=2

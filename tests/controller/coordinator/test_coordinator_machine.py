@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -38,7 +39,7 @@ def test_thousands_of_random_schedules_keep_the_invariants_and_finish() -> None:
 @pytest.mark.parametrize("mode", ["async", "sync", "one_step_off"])
 @pytest.mark.parametrize("on_stale", ["wait", "drop"])
 def test_no_deadlock_and_no_stale_group_at_staleness_zero_or_one(mode: Any, on_stale: Any) -> None:
-    for seed in range(60):
+    for seed in range(num_examples(60)):
         chosen = CoordinatorSettings(
             groups_per_step=3, group_size=2, num_steps=5, mode=mode, max_staleness=seed % 2, on_stale=on_stale,
             num_workers=2, max_sample_losses=50, max_filtered_batches=0,
@@ -49,7 +50,7 @@ def test_no_deadlock_and_no_stale_group_at_staleness_zero_or_one(mode: Any, on_s
 
 
 def test_large_bounds_with_slow_workers_ship_every_group_in_time() -> None:
-    for seed in range(60):
+    for seed in range(num_examples(60)):
         chosen = CoordinatorSettings(
             groups_per_step=2, group_size=2, num_steps=12, max_staleness=5, on_stale="wait", num_workers=2,
             max_sample_losses=50, max_filtered_batches=0,
@@ -58,7 +59,7 @@ def test_large_bounds_with_slow_workers_ship_every_group_in_time() -> None:
 
 
 def test_a_stop_in_mid_run_ends_normally_and_a_resume_completes_it() -> None:
-    for seed in range(60):
+    for seed in range(num_examples(60)):
         rng = random.Random(seed)
         cluster = VirtualCluster(random_settings(rng), rng)
         for _ in range(rng.randint(0, 120)):
@@ -73,7 +74,7 @@ def test_a_stop_in_mid_run_ends_normally_and_a_resume_completes_it() -> None:
 
 
 def test_the_real_ledger_agrees_with_the_model_over_crashes_and_its_audit_is_clean(tmp_path: Path) -> None:
-    for seed in range(40):
+    for seed in range(num_examples(40)):
         folder = tmp_path / str(seed)
         folder.mkdir()
         cluster = run_schedule(seed, make=lambda *a, folder=folder, **k: RealCluster(*a, folder=folder, **k))

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from desk import Desk, has, leased, only, state_of
+from example_counts import num_examples
 from real_ledger import apply_all
 from schedules import random_settings, run_schedule
 
@@ -136,7 +137,7 @@ def dynamic_settings(seed: int) -> CoordinatorSettings:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(num_examples(60)))
 def test_invariants_hold_in_random_schedules_with_short_steps(seed: int) -> None:
     cluster = run_schedule(seed, settings=dynamic_settings(seed))
     assert cluster.end is not None

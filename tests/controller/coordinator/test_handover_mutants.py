@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from colocated_schedules import KINDS, run_colocated
+from example_counts import num_examples
 from linked_cluster import LinkedCluster
 
 from controller.coordinator import colocation
@@ -41,7 +42,7 @@ def caught(*kinds: str, num_seeds: int = MAX_SEEDS) -> str:
 
 
 def test_the_unchanged_tables_pass_what_the_mutants_fail() -> None:
-    assert caught(*KINDS, num_seeds=5 * len(KINDS)) == ""
+    assert caught(*KINDS, num_seeds=num_examples(5) * len(KINDS)) == ""
 
 
 def test_a_batch_for_a_trainer_that_has_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from example_counts import num_examples
 from schedules import FAULTLESS, run_schedule
 from virtual_cluster import VirtualCluster
 
@@ -52,7 +53,7 @@ def caught(make: Callable[..., VirtualCluster] = VirtualCluster, *, first: int =
 
 def test_the_unchanged_coordinator_passes_what_the_mutants_fail() -> None:
     for bound in (0, 3):
-        for seed in range(40):
+        for seed in range(num_examples(40)):
             run_schedule(seed, settings=settings(max_staleness=bound), num_actions=300)
 
 
@@ -178,9 +179,9 @@ def trainer_deaths(num_seeds: int = 200, **changes: Any) -> str:
 
 
 def test_a_trainer_that_dies_again_and_again_trains_on_every_batch_once() -> None:
-    """In many times the schedules that catch the mutants below: each is caught by one of the first five."""
-    assert trainer_deaths(60) == ""
-    assert trainer_deaths(60, max_staleness=0) == ""
+    """In several times the schedules that catch the mutants below: each is caught by one of the first five."""
+    assert trainer_deaths(num_examples(60)) == ""
+    assert trainer_deaths(num_examples(60), max_staleness=0) == ""
 
 
 def test_a_replay_that_gives_a_batch_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,13 +262,13 @@ def test_a_floor_that_ignores_samples_without_tokens_is_caught(monkeypatch: pyte
     assert caught(first=89, group_size=3)
 
 
-def late_schedules() -> str:
+def late_schedules(num_seeds: int = 300) -> str:
     """Workers that fall silent for long and come back with old answers; the first complaint."""
     names = [*FAULTLESS, "silence"]
     rare = {"come_back": 0.1, "report_progress": 2.0, "silence": 0.5, "write_again": 0.0}
     weights = [rare.get(name, 1.0) for name in names]
     chosen = settings(groups_per_step=1, group_size=1, max_staleness=2)
-    for seed in range(300):
+    for seed in range(num_seeds):
         rng = random.Random(seed)
         cluster = VirtualCluster(chosen, rng, num_workers=3, capacity=3, failure_rate=0.0)
         try:
@@ -283,7 +284,7 @@ def late_schedules() -> str:
 
 def test_a_late_answer_that_brings_a_deadline_forward_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """First come first kept is not enough: an answer from before the group's floor makes `wait` lose groups."""
-    assert late_schedules() == ""
+    assert late_schedules(num_examples(300)) == ""
     honest = sample_intake._refusal
 
     def lenient(*facts: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from desk import Desk, only
+from example_counts import num_examples
 from real_cluster import RealCluster
 from real_ledger import apply_all
 from schedules import random_settings, run_schedule
@@ -124,7 +125,7 @@ def replay_settings(seed: int) -> CoordinatorSettings:
     )
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(num_examples(80)))
 def test_invariants_hold_in_random_schedules_with_reuse(seed: int) -> None:
     cluster = run_schedule(seed, settings=replay_settings(seed))
     assert cluster.end is not None
@@ -136,7 +137,7 @@ def test_random_schedules_reuse_groups_in_replayed_steps_as_well() -> None:
     assert any(len(cluster.ledger.lineages) > 1 for cluster in clusters)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(num_examples(12)))
 def test_the_real_ledger_holds_what_is_reused_and_its_audit_is_clean(seed: int, tmp_path: Path) -> None:
     settings = msgspec.structs.replace(replay_settings(seed), keep_checkpoints=1)
     cluster = run_schedule(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from desk import Desk, has, only
+from example_counts import num_examples
 from schedules import FAULTLESS
 from virtual_cluster import VirtualCluster
 
@@ -194,7 +195,7 @@ def test_trainer_that_dies_meanwhile_owes_no_rewrite_and_its_successor_brings_th
 def test_runs_complete_in_spite_of_damaged_versions_under_random_schedules(mode):
     """The first, the last and any other version; nothing else goes wrong."""
     num_rewrites = 0
-    for seed in range(150):
+    for seed in range(num_examples(150)):
         rng = random.Random(seed)
         settings = CoordinatorSettings(
             groups_per_step=2, group_size=2, num_steps=3, num_workers=2, num_eval_rows=rng.choice([0, 2]),
@@ -212,7 +213,7 @@ def test_runs_complete_in_spite_of_damaged_versions_under_random_schedules(mode)
         assert not any(isinstance(one, EvalDropped) and one.kind != "periodic" for one in cluster.evals)
         cluster.check_end()
         num_rewrites += cluster.num_rewrites
-    assert num_rewrites > 150
+    assert num_rewrites > num_examples(150)
 
 
 def notes(effects: list[Effect], kind: str) -> list[str]:

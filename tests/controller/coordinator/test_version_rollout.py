@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from desk import Desk, has, only
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,7 +162,7 @@ def test_a_worker_that_was_away_catches_up_at_once():
     assert (sent.worker, sent.version, sent.is_held) == ("w1", 1, False)  # nothing runs on it: nothing to wait for
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=num_examples(100), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["stage", "load", "fail", "lose", "join", "tick"]), st.integers(0, 3))))
 def test_never_two_turns_at_once_and_never_a_turn_without_a_staged_version(history):
     desk = rolling(num_workers=4)

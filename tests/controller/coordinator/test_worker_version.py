@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from version_schedules import EXPECTED, check_version
@@ -223,7 +224,7 @@ def differences(history: list[tuple[str, int]]) -> None:
 HISTORY = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 2)), max_size=40)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=num_examples(500), deadline=None)
 @given(HISTORY)
 def test_any_history_leaves_the_fields_as_the_assignments_did_that_the_table_replaced(
     history: list[tuple[str, int]],

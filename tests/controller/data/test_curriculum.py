@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_ledger import apply_all
@@ -78,7 +79,7 @@ def test_where_all_rows_are_passed_over_one_is_taken_after_a_whole_pass_and_at_t
     assert not draws.has_more
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000), stop=st.integers(0, 60), epochs=st.sampled_from([None, 6, 20]))
 def test_a_resumed_run_chooses_as_one_that_was_never_stopped(seed: int, stop: int, epochs: int | None) -> None:
     """Groups finish in any order; the state is made again from what the ledger has: positions and outcomes."""

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from valid_config import make
@@ -26,7 +27,7 @@ def set_of(order: MixedOrder, sizes: list[int], draw: int) -> int:
     return next(number for number in range(len(sizes)) if row < sum(sizes[: number + 1]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=num_examples(80), deadline=None)
 @given(ratios=st.lists(st.sampled_from([1, 2, 3, 5, 7]), min_size=2, max_size=4), seed=st.integers(0, 99))
 def test_each_set_has_its_share_of_any_number_of_draws(ratios: list[int], seed: int) -> None:
     sizes = [3 + number for number in range(len(ratios))]

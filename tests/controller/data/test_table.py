@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -364,7 +365,7 @@ class TestGenerators:
 
 
 class TestDrawOrder:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=num_examples(60), deadline=None)
     @given(num_rows=st.integers(1, 40), seed=st.integers(0, 2**40), epoch=st.integers(0, 5), shuffle=st.booleans())
     def test_every_epoch_takes_every_row_once(self, num_rows: int, seed: int, epoch: int, shuffle: bool) -> None:
         order = DrawOrder(num_rows, seed, shuffle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from made_run import made_run, step_rows
 from report_run import report_run
 
@@ -78,7 +79,8 @@ def test_groups_that_a_filter_removed_are_no_loss() -> None:
     assert not [one for one in diagnose(run(None, sources)) if one.kind == "source_shift"]
 
 
-def test_the_page_has_the_table_or_why_there_is_none(tmp_path: Path) -> None:
+def test_the_page_has_the_table_or_why_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.report.page.save", lambda figure, path: None)  # the picture takes most of the time
     page = write_report(report_run(tmp_path, has_traces=False)).read_text()
     assert "Drawn and trained" in page
     assert "available after a run with training steps has ended" in page

@@ -77,20 +77,35 @@ def read(path: Path) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Reader:
-    return read(write_report(report_run(tmp_path_factory.mktemp("runs"), "plain")))
+def drawn(tmp_path_factory) -> RunFolder:
+    """A run with its page and its picture."""
+    folder = report_run(tmp_path_factory.mktemp("runs"), "plain")
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(drawn) -> Reader:
+    return read(drawn.root / "report.html")
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory) -> Reader:
-    return read(write_report(report_run(tmp_path_factory.mktemp("runs"), "a<b>&'\"", words=HOSTILE)))
+    """Its picture: test_picture.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_the_picture(patch)
+        return read(write_report(report_run(tmp_path_factory.mktemp("runs"), "a<b>&'\"", words=HOSTILE)))
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """Without the picture: drawing is another test's business."""
-    monkeypatch.setattr("controller.report.page.save", lambda figure, path: None)
-    monkeypatch.setattr("controller.report.page.run_sheet", lambda *arguments: None)
+    leave_out_the_picture(monkeypatch)
+
+
+def leave_out_the_picture(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("controller.report.page.save", lambda figure, path: None)
+    patch.setattr("controller.report.page.run_sheet", lambda *arguments: None)
 
 
 def test_the_page_is_well_formed_and_its_ids_are_unique(page):
@@ -222,10 +237,8 @@ def test_the_page_of_a_thousand_steps_stays_below_two_megabytes(tmp_path, undraw
     assert (folder.root / "report.html").stat().st_size < MAX_PAGE_MB * 1e6
 
 
-def test_the_picture_is_a_png_of_the_whole_sheet(tmp_path):
-    folder = report_run(tmp_path, num_steps=4, has_ledger=False)
-    write_report(folder)
-    head = (folder.root / "report.png").read_bytes()[:24]
+def test_the_picture_is_a_png_of_the_whole_sheet(drawn):
+    head = (drawn.root / "report.png").read_bytes()[:24]
     assert head.startswith(b"\x89PNG")
     assert int.from_bytes(head[16:20]) == 1700
 

@@ -27,9 +27,21 @@ def sheet_of(data: RunData):
     return drawn(run_sheet(data, diagnose(data), sections(data), read_timeline(data)))
 
 
-@pytest.mark.parametrize("words", ["", HOSTILE], ids=["plain", "hostile"])
-def test_nothing_on_the_sheet_overlaps_or_is_cut_off(tmp_path, words):
-    figure = sheet_of(RunData.load(report_run(tmp_path, words=words)))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The drawn sheet of a run; not to be changed."""
+    return sheet_of(RunData.load(report_run(tmp_path_factory.mktemp("plain"))))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Of a run that brings text of its own wherever it may."""
+    return sheet_of(RunData.load(report_run(tmp_path_factory.mktemp("hostile"), words=HOSTILE)))
+
+
+@pytest.mark.parametrize("name", ["plain", "hostile"])
+def test_nothing_on_the_sheet_overlaps_or_is_cut_off(request, name):
+    figure = request.getfixturevalue(name)
     legends = [axes.get_legend() for axes in figure.axes]
     boxes = [
         Bbox.union([axes.get_tightbbox(), *([legend.get_window_extent()] if legend else [])])
@@ -46,9 +58,8 @@ def test_nothing_on_the_sheet_overlaps_or_is_cut_off(tmp_path, words):
         assert box.y1 <= figure.bbox.y1 + 1
 
 
-def test_legends_cover_neither_data_nor_title(tmp_path):
-    figure = sheet_of(RunData.load(report_run(tmp_path)))
-    with_legend = [axes for axes in figure.axes if axes.get_legend() is not None]
+def test_legends_cover_neither_data_nor_title(plain):
+    with_legend = [axes for axes in plain.axes if axes.get_legend() is not None]
     assert len(with_legend) > 10
     for axes in with_legend:
         legend, title = axes.get_legend().get_window_extent(), axes._left_title.get_window_extent()
@@ -56,10 +67,9 @@ def test_legends_cover_neither_data_nor_title(tmp_path):
         assert title.y0 >= legend.y1 - 4, axes.get_title("left")
 
 
-def test_a_long_name_does_not_squeeze_the_charts(tmp_path):
-    figure = sheet_of(RunData.load(report_run(tmp_path, words=HOSTILE)))
-    widths = [axes.get_window_extent().width for axes in figure.axes]
-    assert min(widths) > 0.2 * figure.bbox.width
+def test_a_long_name_does_not_squeeze_the_charts(hostile):
+    widths = [axes.get_window_extent().width for axes in hostile.axes]
+    assert min(widths) > 0.2 * hostile.bbox.width
 
 
 def test_a_run_with_nothing_to_draw_gives_a_small_sheet_in_words():

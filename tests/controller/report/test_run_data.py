@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from example_counts import num_examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_run import made_run, pulse_rows, step_rows, write_ledger, write_run
@@ -207,7 +208,7 @@ def test_ledger_without_a_consumed_sample_gives_empty_arrays(tmp_path):
     assert read_samples(tmp_path / "ledger.sqlite", max_samples=10) is None
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=num_examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), data=st.data())
 def test_damage_anywhere_in_any_file_is_no_failure_of_reading_or_diagnosis(folder, name, data):
     path = folder.root / name

@@ -206,16 +206,6 @@ def test_tensorboard_shows_the_answers_of_an_evaluation_as_text(tmp_path):
 # ---------------------------------------------------------------- wandb
 
 
-@pytest.mark.e2e
-def test_wandb_keeps_the_answers_of_an_evaluation_as_a_table(tmp_path):
-    pytest.importorskip("wandb")
-    sink = WandbSink(start_of(tmp_path), tmp_path / "wandb.log", remedy="")
-    sink.write(ANSWERED)
-    sink.close()
-    (path,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/eval/answers_*.json")
-    assert json.loads(path.read_text())["data"] == [[3, 0, "1|1", "2", 1.0]]
-
-
 def log_records(data: bytes):
     """Records of a .wandb file: LevelDB's log format (blocks of 32 KiB; checksum, length, type) after 7 bytes."""
     at, whole = 7, b""
@@ -247,12 +237,12 @@ def test_folder_that_wandb_left_behind_is_no_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.e2e
-def test_wandb_offline_run_holds_rows_axes_and_config(tmp_path):
+def test_wandb_offline_run_holds_rows_axes_config_and_answers_as_a_table(tmp_path):
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
     sink = WandbSink(start_of(tmp_path), tmp_path / "wandb.log", remedy="")
-    for row in (STEP, EVAL, PULSE):
+    for row in (STEP, ANSWERED, PULSE):
         sink.write(row)
     sink.close()
     assert sink._process is not None
@@ -273,6 +263,8 @@ def test_wandb_offline_run_holds_rows_axes_and_config(tmp_path):
     (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
     assert (run.project, run.run_id, run.display_name) == ("p", "abc123", "job")
     assert any(item.key == "num_steps" and item.value_json == "9" for item in run.config.update)
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/files/media/table/eval/answers_*.json")
+    assert json.loads(path.read_text())["data"] == [[3, 0, "1|1", "2", 1.0]]
 
 
 def fake_wandb(folder, body):

@@ -7,6 +7,7 @@ import keyword
 from typing import Any
 
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +127,7 @@ def test_what_is_written_in_a_notation_is_read_back(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=num_examples(50), deadline=None)
 @given(parts=st.lists(st.sampled_from(MARKS) | st.text(max_size=6), max_size=14), is_open=st.booleans())
 def test_no_text_makes_a_format_raise(name: str, parts: list[str], is_open: bool) -> None:
     parsed = FORMATS[name].parse("".join(parts), is_reasoning_open=is_open)

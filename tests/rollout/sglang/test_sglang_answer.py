@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ class TwoSockets:
 STEPS = st.lists(st.tuples(st.sampled_from(("sample", "deliver", "swap")), st.integers(1, 5)), max_size=40)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=num_examples(300))
 @given(steps=STEPS, is_incremental=st.booleans())
 def test_no_token_is_shown_with_a_version_that_did_not_sample_it_in_any_order_of_the_sockets(steps, is_incremental):
     world = TwoSockets(is_incremental=is_incremental)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ DEALT = ("micro_batches", "packing_efficiency", "forward_only_share")
 lengths_of = st.lists(st.integers(1, 120), min_size=1, max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=num_examples(150), deadline=None)
 @given(lengths=lengths_of, num_ranks=st.integers(1, 8), capacity=st.integers(40, 200))
 def test_every_sequence_is_dealt_once_and_ranks_have_equally_many_micro_batches(
     lengths: list[int], num_ranks: int, capacity: int
@@ -40,7 +41,7 @@ def test_every_sequence_is_dealt_once_and_ranks_have_equally_many_micro_batches(
             assert sum(lengths[i] for i in members) <= capacity or len(members) == 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=num_examples(150), deadline=None)
 @given(lengths=lengths_of, capacity=st.integers(120, 400))
 def test_closer_packing_never_overfills_and_never_needs_more_than_algorithm_1_did(
     lengths: list[int], capacity: int
@@ -51,7 +52,7 @@ def test_closer_packing_never_overfills_and_never_needs_more_than_algorithm_1_di
     assert len(micro_batches(lengths, capacity)) <= len(pack(lengths, capacity))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=num_examples(200), deadline=None)
 @given(
     sequences=st.lists(st.tuples(st.integers(1, 120), st.booleans()), min_size=1, max_size=60),
     num_ranks=st.integers(1, 8),

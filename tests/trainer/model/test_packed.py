@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from trainer.model.gather import gather_rows
 from trainer.model.packed import PackedSequences
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=40), min_size=1, max_size=12), st.integers(0, 99))
 def test_predictions_are_the_masked_tokens_made_one_position_earlier(tails: list[list[bool]], seed: int) -> None:
     rng = np.random.default_rng(seed)

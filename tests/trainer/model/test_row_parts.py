@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ def parts_of(packed: PackedSequences, size: int) -> list[Any]:
     return [part_of(packed, SequenceGroup(place, size, cast(Any, None))) for place in range(size)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=30), min_size=1, max_size=6), st.integers(2, 8))
 def test_parts_hold_every_token_and_prediction_once(tails: list[list[bool]], size: int) -> None:
     masks = [np.asarray([False, *tail]) for tail in tails]

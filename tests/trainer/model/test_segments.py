@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.model.segments import SLACK_SHARE, SLACK_TOKENS, Segments, make_segments
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=12))
 def test_padding_and_packing_undo_each_other(lengths: list[int]) -> None:
     made, num = make_segments(lengths), sum(lengths)
@@ -27,7 +28,7 @@ def test_padding_and_packing_undo_each_other(lengths: list[int]) -> None:
     assert {*made.to_padded_P[made.padding].tolist()} <= {*starts}, "padding repeats a first token"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=12))
 def test_sequences_of_a_call_are_in_one_piece_and_near_its_longest(lengths: list[int]) -> None:
     made, first = make_segments(lengths), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ def _oracle(rewards: list[float], kind: str, eps: float) -> list[float]:
     return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=num_examples(150), deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     pairs=st.lists(st.tuples(st.integers(0, 5), st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0])), min_size=1, max_size=30),

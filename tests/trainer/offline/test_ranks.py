@@ -6,7 +6,6 @@ Real processes over gloo; one pair for each scene. Sums are taken in another ord
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from forked_jobs import JobServer
 from safetensors.torch import load_file
 from tiny_offline import digits, make_spec, rows_of_kind, run_until, write_rows
 
-from controller.wiring.preload import PRELOAD
 from trainer.checkpoints.checkpoint import all_checkpoints
 from trainer.offline.loop import OfflineTraining
 from trainer.offline.spec import OfflineSpec
@@ -61,14 +59,6 @@ def train(spec: OfflineSpec, until: int | None = None) -> None:
         OfflineTraining(spec).run()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    """All ranks of this file are forked from one process."""
-    made = JobServer(PRELOAD, Path(__file__).parents[1])
-    yield made
-    made.close()
-
-
 @pytest.fixture(
     scope="module",
     params=[
@@ -82,7 +72,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory, server: JobServer, name: str) -> Path:
+def stage(tmp_path_factory: pytest.TempPathFactory, job_server: JobServer, name: str) -> Path:
     """The run of a scene by one process (`one`) and by two ranks (`two`), and both continued by the other."""
     root, facts = tmp_path_factory.mktemp("ranks"), SCENES[name]
     train(spec_of(root / "one" / name, **facts))
@@ -93,7 +83,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory, server: JobServer, name: str
     scenes = [scene(two["two"]), scene(two["one-two"]), scene(two["two-one"], until=2)]
     (root / "job.json").write_text(json.dumps(scenes))
     jobs = [
-        server.start("offline_rank_job", [str(root / "job.json"), str(rank)], root / f"rank-{rank}.log")
+        job_server.start("offline_rank_job", [str(root / "job.json"), str(rank)], root / f"rank-{rank}.log")
         for rank in range(2)
     ]
     try:

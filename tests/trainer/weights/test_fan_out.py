@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from example_counts import num_examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ def way_up(tree: FanOutTree, name: str) -> list[str]:
     return way
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=num_examples(100), deadline=None)
 @given(st.integers(1, 4), st.integers(0, 60))
 def test_root_and_every_node_serve_at_most_their_width(width, num_nodes):
     tree = FanOutTree("root", width)
@@ -45,7 +46,7 @@ def histories(draw):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=num_examples(200), deadline=None)
 @given(histories())
 def test_no_circle_and_no_dead_parent_after_any_history(history):
     width, actions = history
