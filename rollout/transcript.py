@@ -212,7 +212,8 @@ class Transcript:
         places, tokens = checkpoint.given_places_G, checkpoint.given_tokens_G
         if len(places) and int(places[-1]) > len(sampled):
             raise ValueError(
-                f"a given token is at position {int(places[-1])}, but there are only {len(sampled)} sampled tokens"
+                f"the checkpoint has a given token after {int(places[-1])} sampled tokens, but there are "
+                f"only {len(sampled)}"
             )
         made, done = Transcript(tokens[:0], encode=encode), 0
         for place in np.unique(places).tolist():
