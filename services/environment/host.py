@@ -267,7 +267,10 @@ class Host:
             self._num_hung_closes += 1
             rest = "; it is no longer called in this process" if self._num_hung_closes == MAX_HUNG_CLOSES else ""
             with contextlib.suppress(BaseException):  # the user's code may have closed or replaced it
-                print(f"`close` took longer than {self._settings.close_timeout_s:g} s{rest}", file=sys.stderr)
+                print(
+                    f"`close` of the environment took longer than {self._settings.close_timeout_s:g} s{rest}",
+                    file=sys.stderr,
+                )
         except BaseException as error:  # as in `_outcome`
             _shown(error)
         return None

@@ -288,7 +288,7 @@ def test_close_that_hangs_is_interrupted_and_after_three_none_is_called(capsys: 
         stage.host.take(Close(episode=episode))
     assert Clinging.num_closed == 4
     assert stage.other_end.look().episode == NOBODY
-    assert capsys.readouterr().err.count("`close` took longer than 0.01 s") == 3
+    assert capsys.readouterr().err.count("`close` of the environment took longer than 0.01 s") == 3
     stage.begin(9)
     stage.act(9)
     stage.host.take(Close(episode=9))

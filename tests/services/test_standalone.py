@@ -202,7 +202,7 @@ def test_status_goes_on_after_a_service_that_does_not_answer_and_fails_in_the_en
     answering(monkeypatch, ADDRESS)
     assert main(["status", ADDRESS, "tcp://127.0.0.1:2"]) == 1
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == f"{ADDRESS}: unreachable: nobody answers"
+    assert first == f"{ADDRESS} is unreachable: nobody answers"
     assert others[0].startswith("tcp://127.0.0.1:2: score")
 
 
