@@ -84,7 +84,9 @@ def read_model_config(folder: Path) -> dict[str, Any]:
             remedy="correct the file, or download it again",
         ) from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UserError("has no model_type", where=str(path), remedy="use the model's original config.json")
+        raise UserError(
+            "the file contains no model_type", where=str(path), remedy="use the model's original config.json"
+        )
     return config
 
 

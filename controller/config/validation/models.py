@@ -103,7 +103,9 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
     if model.device is not None and not is_device(model.device):
         yield Problem((f"{key}.device",), f"there is no device `{model.device}`", "use cpu, cuda or cuda:N")
     if config.emulation is not None:
-        yield Problem((key, "emulation"), "a model with separate weights cannot be emulated", "set emulation: null")
+        yield Problem(
+            (key, "emulation"), "emulated devices cannot run a model with separate weights", "set emulation: null"
+        )
     if config.is_colocated:
         what = "a model with separate weights does not release its memory while the trainer uses the devices"
         yield Problem((key, "placement"), what, "set placement: disaggregated")

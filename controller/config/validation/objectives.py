@@ -202,7 +202,7 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
         what = f"{trainer.backend} cannot train a critic"
         yield Problem(("trainer.critic", "trainer.backend"), what, f"set trainer.backend to {' or '.join(able)}")
     if config.emulation is not None:
-        yield Problem(("trainer.critic", "emulation"), "training a critic cannot be emulated", "set critic: null")
+        yield Problem(("trainer.critic", "emulation"), "emulated devices cannot train a critic", "set critic: null")
 
 
 def _as_problems(faults: Iterable[Fault]) -> Iterator[Problem]:

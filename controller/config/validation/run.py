@@ -232,7 +232,7 @@ def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
         keys,
         f"{formula} allows {samples:,} samples in flight; their state alone, without tokens, requires at least "
         f"{size_text(samples * limits.SAMPLE_BYTES)} of memory in the controller",
-        f"reduce one of these settings, so that at most {limits.SAMPLES_IN_FLIGHT:,} samples are in flight",
+        f"reduce one of {', '.join(keys)}, so that at most {limits.SAMPLES_IN_FLIGHT:,} samples are in flight",
     )
 
 

@@ -46,9 +46,12 @@ def found(config: RunConfig) -> list[str]:
                 "data__eval": None,
                 "data__eval_sets": {"red_team": {"generator": "running_sum"}},
             },
-            "eval_sets.red_team: is the name of the set data.red_team",
+            "eval_sets.red_team: this name is reserved for the set data.red_team",
         ),
-        ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
+        (
+            {"data__eval_sets": {"a b": {"generator": "running_sum"}}},
+            "data.eval_sets.a b: `a b` cannot be used in metric names",
+        ),
         (
             {"rollout__red_team": {"refusals": ["no"]}},
             "rollout.red_team.*has no effect without data.red_team",

@@ -76,7 +76,7 @@ def test_settings_that_just_go_together_are_valid(changes: dict[str, Any]) -> No
         ({"data.train": {**ROWS, "columns": {"response": None}}}, ("data.train.columns.response",), "only `answer`"),
         ({"data.train": {**ROWS, "columns": {"prompt": "a", "messages": "b"}}}, ("data.train.columns",), "only one of"),
         ({"data.train": {**ROWS, "columns": {"prompt": "a"}, "template": "{{ b }}"}}, ("data.train.template",),
-         "remove one of the two definitions"),
+         "remove this key, or remove prompt and messages from"),
         ({"data.train": {**ROWS, "template": "{{ b"}}, ("data.train.template",), "not a valid Jinja template"),
         ({"data.train": {"generator": "running_sum", "limit": limits.GENERATED_ROWS + 1}}, ("data.train.limit",),
          f"set a limit of at most {limits.GENERATED_ROWS:,}"),

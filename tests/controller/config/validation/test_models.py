@@ -109,7 +109,7 @@ def test_a_built_in_workflow_calls_no_models() -> None:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"emulation": {}}, "a model with separate weights cannot be emulated"),
+        ({"emulation": {}}, "emulated devices cannot run a model with separate weights"),
         ({"placement": "colocated", "mode": "sync"}, "does not release its memory while the trainer uses the devices"),
         ({"trainer": {"weights": {"kind": "distributed"}}}, "`distributed` transfers versions without files"),
     ],

@@ -362,7 +362,7 @@ def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, A
     ("weights", "words"),
     [
         ({"kind": "shm"}, "shared memory"),
-        ({"kind": "disk"}, "require a folder"),
+        ({"kind": "disk"}, "a folder that all hosts share"),
         ({"kind": "disk", "shared_dir": "/nfs/weights"}, None),
         ({"kind": "stream"}, None),
     ],
