@@ -78,7 +78,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
     found = find(arguments.model, arguments.version)
     if found.model is not None and Path(found.model).is_dir() and not chat_template(Path(found.model)):
         what = "the model's tokenizer has no chat template, which is required for the messages of clients"
-        raise UserError(what, where=arguments.model, remedy="serve a model that has a chat template")
+        raise UserError(what, where=arguments.model, remedy="choose a model with a chat template")
     adapters = adapters_of(arguments.adapter, arguments.name or found.name)
     place = Path(tempfile.gettempdir())
     sweep_dead(place, FOLDER_PREFIX)

@@ -131,7 +131,7 @@ class ReviewPage:
         body = await body_of(request)
         number, decision = body.get("number"), body.get("decision")
         if isinstance(number, bool) or not isinstance(number, int) or not isinstance(decision, str | None):
-            raise web.HTTPBadRequest(text="the request needs the number of a line and a decision")
+            raise web.HTTPBadRequest(text="the request must contain a line number and a decision")
         async with self._writing:
             await asyncio.to_thread(self.review.decide, number, decision)
         return web.json_response({"counts": self.review.counts()})

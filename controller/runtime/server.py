@@ -164,7 +164,7 @@ class Server:
 
     def _dismiss(self, name: str, grace_s: float) -> None:
         self._supervisor.release(name)
-        self._hub.send(name, m.Shutdown(reason="the run is over", deadline_s=grace_s))
+        self._hub.send(name, m.Shutdown(reason="the run has ended", deadline_s=grace_s))
 
     async def _take_last_words(self, timeout_s: float, grace_s: float) -> bool:
         received = await self._hub.receive(timeout_s)
@@ -177,7 +177,9 @@ class Server:
             else:
                 self._take_in([received])
         except (UserError, OperationError, OSError) as error:
-            log.warning("error while ending the run: %s", error)  # the reason of the end is already known
+            log.warning(
+                "an error occurred while the run was ending: %s", error
+            )  # the reason of the end is already known
         return True
 
     # ------------------------------------------------------------ messages in
