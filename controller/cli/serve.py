@@ -121,7 +121,7 @@ def prepare(
     run_module([PREPARATION, "--spec", str(folder / "prepare.json")], PREPARATION_LIMIT_S)
     manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
     if manifest is None:
-        raise OperationError(f"the preparation of {arguments.model} produced no weights")
+        raise OperationError(f"the model {arguments.model} was prepared, but no weights were written")
     return ServeSpec(
         folder=str(folder), model_dir=str(folder / "model"), manifest=str(manifest),
         name=arguments.name or found.name, host=arguments.host, port=arguments.port, key=key,

@@ -140,7 +140,9 @@ class ReviewPage:
         check_origin(self.access, request)
         await body_of(request)
         if self.target is None:
-            raise web.HTTPConflict(text="start the command with the data files and -o FOLDER to write the new set here")
+            raise web.HTTPConflict(
+                text="start the command with the data files and -o FOLDER to write the corrected data set here"
+            )
         async with self._writing:
             done = await asyncio.to_thread(
                 relabel, self.target.files, self.review.path, self.target.folder, columns=self.target.columns,

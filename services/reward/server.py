@@ -241,7 +241,11 @@ class RewardServer:
             if time.monotonic() - checked_s > LISTEN_S:
                 checked_s = time.monotonic()
                 for name in self._hub.silent(self._spec.silence_s):
-                    log.warning("%s has sent nothing for too long; it must register and send its requests again", name)
+                    log.warning(
+                        "%s has sent nothing for %g s, so it must register and send its requests again",
+                        name,
+                        self._spec.silence_s,
+                    )
                     self._hub.forget(name)
                     self._dismiss(name)  # a dead run must not occupy the pool
 

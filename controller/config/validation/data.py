@@ -59,7 +59,7 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _source(path, source)
         yield from _chat(path, source, config)
     if config.data.train.stages and config.data.train.kind not in ("path", ""):
-        what = f"can only clean files, but the rows come from a {config.data.train.kind}"
+        what = f"this section can only clean files, but the rows come from a {config.data.train.kind}"
         remedy = "write the rows to a file, and set data.train.path"
         yield Problem(("data.train.stages", f"data.train.{config.data.train.kind}"), what, remedy)
     yield from _follow(config)
@@ -181,16 +181,16 @@ def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]
     for key in keys:
         name = f"{path}.{key}"
         if template is not None:
-            what = "requires the chat template, which rollout.prompt_template replaces"
+            what = "this key requires the chat template, which rollout.prompt_template replaces"
             yield Problem((name, "rollout.prompt_template"), what, "set rollout.prompt_template: null")
         if config.model.tokenizer in set(BUILT_IN_TOKENIZERS) - set(BUILT_IN_CHAT_TOKENIZERS):
-            what = f"requires a chat template, but {config.model.tokenizer} has none"
+            what = f"this key requires a chat template, but {config.model.tokenizer} has none"
             yield Problem(
                 (name, "model.tokenizer"), what, "remove this key, or choose a tokenizer with a chat template"
             )
         if key == "system_prompt" and workflow in ("agent", "verifiers", "traffic") and path != "warm_start.data":
-            what = f"has no effect with rollout.workflow: {workflow}, whose programs create the messages"
+            what = f"this key has no effect with rollout.workflow: {workflow}, whose programs create the messages"
             yield Problem((name, "rollout.workflow"), what, "remove this key")
     for word in source.chat_template_kwargs.keys() & set(RESERVED_KWARGS):
-        what = "is an argument of the chat template that this program sets itself"
+        what = "areal_like sets this argument of the chat template itself"
         yield Problem((f"{path}.chat_template_kwargs.{word}",), what, "remove this key")

@@ -199,7 +199,8 @@ def _traffic_problems(config: RunConfig) -> Iterator[Problem]:
         ("reward.environment", config.reward.environment is not None, "remove this setting"),
     ):
         if is_given:
-            what = "has no effect with the workflow `traffic`, because prompts and rewards come from clients"
+            what = "this setting has no effect with the workflow `traffic`, because prompts and rewards "
+            "come from clients"
             yield Problem((name, "rollout.workflow"), what, remedy)
     if config.rollout.safety:
         what = "the workflow `traffic` answers clients directly, so safety stages cannot block or mask answers"

@@ -48,7 +48,7 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
 def no_target_problems(key: str, adapter: AdapterSettings) -> Iterator[Problem]:
     """An adapter on nothing. key: of its section."""
     if not adapter.targets:
-        what = "lists no module, so nothing would be trained"
+        what = "the list contains no module, so nothing would be trained"
         yield Problem((f"{key}.targets",), what, f"set targets: [{ALL_LINEAR}]")
 
 

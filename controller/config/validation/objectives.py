@@ -141,7 +141,7 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _pair_problems(config)
     built_in = ADVANTAGES.get(advantage.kind)
     if has_teacher and built_in is not None and not built_in.needs_teacher:
-        what = f"is not used with trainer.advantage.kind: {advantage.kind}"
+        what = f"this section is not used with trainer.advantage.kind: {advantage.kind}"
         users = " or ".join(name for name, one in ADVANTAGES.items() if one.needs_teacher)
         yield Problem(
             ("trainer.teacher", "trainer.advantage.kind"),

@@ -71,7 +71,7 @@ def found(config: RunConfig) -> list[str]:
         ),
         (
             {"trainer__checkpoint": {"best": {}, "every_steps": 20}, "eval__every_steps": 30},
-            "checkpoint.best: requires a checkpoint of every evaluated version",
+            "checkpoint.best: this key requires a checkpoint of every evaluated version",
         ),
         ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy to one prompt are identical"),
         ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*are mutually exclusive"),
