@@ -26,7 +26,7 @@ def found(config: RunConfig) -> list[str]:
         ({"data__train": {"generator": "tool_sum", "system_prompt": "x"}}, "data.train.system_prompt.*has none"),
         (
             {"data__train": {"generator": "tool_sum", "chat_template_kwargs": {"tools": 1}}},
-            "chat_template_kwargs.tools.*argument of the chat template that this program sets itself",
+            "chat_template_kwargs.tools.*sets this argument of the chat template itself",
         ),
         (
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__prompt_template": "{prompt}"},
