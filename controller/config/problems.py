@@ -208,7 +208,7 @@ def _out_of_bounds(items: list[Any]) -> str:
             bound = item.get("ctx", {}).get(name)
             if bound is not None:
                 number = f"{bound:,.0f}" if abs(bound) >= 10_000 else f"{bound:g}"
-                return f"must be {words} {number}, not {show(item['input'])}"
+                return f"the value must be {words} {number}, not {show(item['input'])}"
     return ""
 
 

@@ -164,7 +164,7 @@ class Server:
 
     def _dismiss(self, name: str, grace_s: float) -> None:
         self._supervisor.release(name)
-        self._hub.send(name, m.Shutdown(reason="the run has ended", deadline_s=grace_s))
+        self._hub.send(name, m.Shutdown(reason="the run is over", deadline_s=grace_s))
 
     async def _take_last_words(self, timeout_s: float, grace_s: float) -> bool:
         received = await self._hub.receive(timeout_s)

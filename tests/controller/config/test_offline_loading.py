@@ -64,7 +64,10 @@ def test_a_path_of_rows_tells_the_two_kinds_of_config_apart(config: str) -> None
         ("model.tokenizer=from_model", "model.tokenizer: a model created from model.init has no tokenizer"),
         ("model.init=null", "neither model.path nor model.init is given"),
         ("dpo={loss: ipo, label_smoothing: 0.1}", "dpo.label_smoothing: this key applies only to the loss `sigmoid`"),
-        ("data.prompt_template=hi", "data.prompt_template: has no {prompt} -> add {prompt} to the template"),
+        (
+            "data.prompt_template=hi",
+            "data.prompt_template: the template does not contain {prompt} -> add {prompt} to the template",
+        ),
         ("data.train=null", "data.train: the value must be text, not null"),
         (
             "trainer.lora={targets: []}",
