@@ -46,7 +46,8 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
                 there = json.loads(ran.out)
             except ValueError:
                 return warning(
-                    f"{own} does not work: {ran.fault or 'no output'}", f"rebuild the environment of {title}: {how}"
+                    f"the interpreter {own} does not work: {ran.fault or 'no output'}",
+                    f"rebuild the environment of {title}: {how}",
                 )
             if package not in there:
                 return warning(

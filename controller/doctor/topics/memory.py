@@ -48,7 +48,7 @@ def swap(machine: Machine) -> Finding:
     if found.used > 0.25 * found.total and found.used > QUICKSTART_BYTES:
         return warning(
             words,
-            "this machine has or had too little free memory; a process that is swapped out delays the run",
+            "this machine is low on memory, or was earlier; processes that are swapped out slow the run down",
             **data,
         )
     return ok(words, **data)

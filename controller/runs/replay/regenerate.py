@@ -92,7 +92,7 @@ def regenerate_run(
         recording.check_step(end, "--to" if last is not None else str(folder.root))
         if first is not None and not first < end:
             what = f"--from is {first}, but it must be less than the last step, {end}"
-            raise UserError(what, where="--from", remedy=f"specify a step less than {end}")
+            raise UserError(what, where="--from", remedy=f"specify a step before step {end}")
         worker = _worker(recording)
         engine, skipped = engine_facts(worker), Skipped()
         chosen = _choose(recording, range((first or 0) + 1, end + 1), num_samples, skipped)
