@@ -169,12 +169,22 @@ def test_folder_is_no_file_and_the_first_of_its_files_is_an_example(tmp_path: Pa
         (
             b'{"a": 1}\n\n{"a" 2}\n',
             ":3",
-            "not valid JSON (Expecting ':' delimiter at column 6)",
+            "the line is not valid JSON (Expecting ':' delimiter at column 6)",
             "write one JSON object",
         ),
-        (b"[\n1]\n", ":1", "not valid JSON", "the file looks like a single JSON document: rename it to .json"),
-        (b"{\n}\n", ":1", "not valid JSON", "the file looks like a single JSON document: rename it to .json"),
-        (b'{"a": 1}\n[\n', ":2", "not valid JSON", "write one JSON object per line"),
+        (
+            b"[\n1]\n",
+            ":1",
+            "the line is not valid JSON",
+            "the file looks like a single JSON document: rename it to .json",
+        ),
+        (
+            b"{\n}\n",
+            ":1",
+            "the line is not valid JSON",
+            "the file looks like a single JSON document: rename it to .json",
+        ),
+        (b'{"a": 1}\n[\n', ":2", "the line is not valid JSON", "write one JSON object per line"),
         (b'{"a": 1}\n7\n', ":2", "a row must be a JSON object, not int", ""),
     ],
 )

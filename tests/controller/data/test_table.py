@@ -239,7 +239,7 @@ class TestDatasets:
         saved.save_to_disk(str(tmp_path / "d"))
         table = load_train(config_of({"dataset": str(tmp_path / "d"), "limit": 2}))
         assert [row["answer"] for row in table] == ["1234", "1234"]
-        with pytest.raises(UserError, match="splits: train"):
+        with pytest.raises(UserError, match="splits of the dataset: train"):
             load_train(config_of({"dataset": str(tmp_path / "d"), "split": "test"}))
 
     def test_a_folder_of_files_is_read(self, tmp_path: Path, datasets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
