@@ -137,8 +137,10 @@ class StartSpec(Settings):
         try:
             return cls.model_validate_json(path.read_text())
         except (OSError, pydantic.ValidationError) as error:
-            what = f"not a {cls.__name__} ({error})"
-            raise UserError(what, where=str(path), remedy="start jobs with the `areal-like` command") from error
+            what = f"the file does not contain the settings of a process ({error})"
+            raise UserError(
+                what, where=str(path), remedy="use the `areal-like` command, which writes this file"
+            ) from error
 
 
 class ProcessSpec(StartSpec):

@@ -76,7 +76,7 @@ def check_own_module(module: str, where: str) -> None:
         raise UserError(
             f"`{top}` is also the name of a package of areal_like, so Python imports that package instead of {theirs}",
             where=where,
-            remedy=f"rename your module, for example to my_{theirs.name}, and use the new name here",
+            remedy=f"rename your module, for example to my_{theirs.name}, and use the new name in this setting",
         )
 
 

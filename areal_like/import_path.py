@@ -125,7 +125,9 @@ def find_named(name: str, registered: Mapping[str, T], base: type[T], *, noun: s
             found = found()
         except Exception as error:  # the user's own code
             what = f"{name} cannot be created without arguments ({error})"
-            raise UserError(what, where=where, remedy="give all its parameters default values") from error
+            raise UserError(
+                what, where=where, remedy=f"change {name}, so that it can be created without arguments"
+            ) from error
     if not isinstance(found, base):
         raise UserError(
             f"{name} is neither an instance nor a subclass of {base.__name__}",

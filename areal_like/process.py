@@ -124,7 +124,7 @@ async def until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> N
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        log.info("stopping on signal %d", number)
+        log.info("received signal %d; stopping", number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -300,7 +300,7 @@ def _watch_parent(parent: psutil.Process, started_s: float) -> None:
 
 def _follow_parent(parent_pid: int) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):  # stderr may have been closed with the parent
-        print(f"error: parent process {parent_pid} has exited", file=sys.stderr, flush=True)
+        print(f"error: parent process {parent_pid} has exited, so this process exits too", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     os._exit(FAILED)
 
@@ -312,7 +312,7 @@ def _leave_within(grace_s: float, error: BaseException | None) -> None:
         time.sleep(grace_s)
         status = ORDERLY
         try:
-            log.warning("exiting although these threads have not ended: %s", [t.name for t in threading.enumerate()])
+            log.warning("exiting while these threads are still running: %s", [t.name for t in threading.enumerate()])
             status = report_end(error) if error is not None else ORDERLY
         finally:
             os._exit(status)

@@ -61,7 +61,7 @@ class PromptEncoder:
     ) -> None:
         if template is not None and PLACEHOLDER not in template:
             raise UserError(
-                f"the template has no {PLACEHOLDER}",
+                f"the template does not contain {PLACEHOLDER}",
                 where="rollout.prompt_template",
                 remedy=f"add {PLACEHOLDER} to the template",
             )
@@ -139,8 +139,8 @@ class PromptEncoder:
                 parts.append((self._encode(text, is_chat=True), False))
             if turns.opens_reasoning(place, text):
                 raise UserError(
-                    "the chat template opens the reasoning before an assistant message with tool calls, but the "
-                    "message does not close it",
+                    "the chat template starts an assistant message with an opening reasoning marker, but this "
+                    "message with tool calls contains no closing marker",
                     remedy="begin its `content` with the reasoning and the closing marker, such as </think>",
                 )
             own = turns.texts.get(place) or _plain_content(turns.messages[place]) + stop
@@ -336,7 +336,7 @@ def _as_message(row: Mapping[str, Any]) -> dict[str, Any]:
 def _plain_content(message: Mapping[str, Any]) -> str:
     if not isinstance(message.get("content"), str) or not message["content"]:
         raise UserError(
-            "the `content` of an assistant message must be non-empty text", remedy="remove the row or that message"
+            "the `content` of an assistant message must be non-empty text", remedy="remove the row or this message"
         )
     return message["content"]
 

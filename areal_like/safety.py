@@ -261,7 +261,7 @@ def _word_finder(lines: Iterable[str], where: str) -> Find:
         elif parts := tuple(_folded(match[0]) for match in _WORD.finditer(entry)):
             phrases.setdefault(parts[0], set()).add(parts)
     if not phrases and not parts_of_words:
-        raise UserError("the list contains no words", where=where, remedy="add at least one word or phrase")
+        raise UserError("the word list contains no words", where=where, remedy="add at least one word or phrase")
 
     def find(text: str) -> Iterator[Span]:
         found = [_forms(text, *match.span()) for match in _WORD.finditer(text)]

@@ -60,7 +60,8 @@ def check_tokenizer(folder: Path) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError("the file cannot be read", where=str(file), remedy="export the reward model again") from error
+        what = f"the file cannot be read ({type(error).__name__}: {error})"
+        raise UserError(what, where=str(file), remedy="export the reward model again") from error
     if recorded != tokenizer_digest(folder):
         raise UserError(
             "the tokenizer differs from the one that the reward model was trained with",

@@ -24,7 +24,7 @@ Tools = Sequence[Mapping[str, Any]]
 REASONING = "reasoning_content"
 """Key of a message with the reasoning before its content."""
 NOT_WRITTEN = (
-    "set model.tokenizer to a tokenizer whose chat template writes tool calls, or write each call into the message's "
+    "set model.tokenizer to a tokenizer whose chat template renders tool calls, or write each call into the message's "
     "`content` as the model is to write it, and remove `tool_calls`"
 )
 _USER = {"role": "user", "content": "-"}
@@ -218,7 +218,7 @@ class WrittenTurns:
                 rejections.append(error)
         if len(rejections) == len(FORMS):
             raise UserError(rejections[0].what, remedy=rejections[0].remedy or f"correct the row, or {NOT_WRITTEN}")
-        raise UserError("the chat template does not write the tool calls of an assistant message", remedy=NOT_WRITTEN)
+        raise UserError("the chat template does not render the tool calls of an assistant message", remedy=NOT_WRITTEN)
 
     def _shows(self, message: Message, text: str, form: CallForm) -> bool:
         """Whether the text of a turn has all its calls, with their arguments as JSON or one by one."""
@@ -270,7 +270,7 @@ class WrittenTurns:
         if _squeezed(content) not in _squeezed(text):
             raise UserError(
                 "the chat template leaves out the `content` of an assistant message with tool calls",
-                remedy="remove the `content`, because this chat template does not write it",
+                remedy="remove the `content`, because this chat template does not render it",
             )
         if not reasoning and not _EMPTY_REASONING.match(content):
             text = text[found.end() :] if (found := _EMPTY_REASONING.match(text)) else text
@@ -287,8 +287,8 @@ class WrittenTurns:
         if self._stop in said:
             number = len(self.messages[place].get("tool_calls") or ())
             raise UserError(
-                f"the chat template writes {self._stop!r} in the middle of an assistant message (number of tool calls: "
-                f"{number})",
+                f"the chat template renders {self._stop!r} in the middle of an assistant message with "
+                f"{number} tool calls",
                 remedy="use fewer tool calls in one message, and remove this marker from its text",
             )
         return said + self._stop

@@ -130,7 +130,7 @@ class EnvironmentEpisode:
         parts = {**(components or {}), **self.components}
         value = sum(self.rewards)
         if not math.isfinite(value):
-            return self.fail("invalid", f"the sum of the episode's rewards is {value}")
+            return self.fail("invalid", f"the sum of the rewards of the episode is {value}, not a finite number")
         return Verdict(kind="scored", value=value, components=parts, scorer=FAILED_IN)
 
     def history(self, turn: int) -> EpisodeHistory:

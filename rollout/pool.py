@@ -192,7 +192,7 @@ class SamplePool:
         except (UserError, ExternalError) as error:  # ExternalError: an external teacher refused the request
             run.cut("rejected", printable(without_secrets(str(error))))
         except DeadlineExceeded as error:
-            log.warning("returned lease %d: %s", lease_id, error)
+            log.warning("returned the sample of lease %d to the controller: %s", lease_id, error)
             run.cut("drain")
         if run.engine_error is not None:
             raise run.engine_error

@@ -53,7 +53,7 @@ def printable(text: str) -> str:
 
 def refusal(looked: Looked) -> Verdict:
     """The verdict of an answer that a stage refuses."""
-    return Verdict(kind=REFUSED, reason=f"refused by the safety stage {looked.refused_by}")
+    return Verdict(kind=REFUSED, reason=f"the answer was refused by the safety stage {looked.refused_by}")
 
 
 def stage_crash(error: Exception) -> Verdict:

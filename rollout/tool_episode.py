@@ -75,7 +75,7 @@ class ToolWorkflow:
         if max_turns < 1 or (turn_tokens is not None and turn_tokens < 1):
             raise UserError("max_turns and turn_tokens must be at least 1", where=OPTIONS_KEY)
         if max_turns > MAX_TURNS:
-            raise UserError(f"max_turns is {max_turns}, but at most {MAX_TURNS} are allowed", where=OPTIONS_KEY)
+            raise UserError(f"max_turns must be at most {MAX_TURNS}, not {max_turns}", where=OPTIONS_KEY)
         if format is not None:
             find_format(None, name=format, where=FORMAT_KEY)
         self._max_turns, self._turn_tokens, self._format = max_turns, turn_tokens, format

@@ -213,7 +213,8 @@ class Transcript:
         ends, ids = checkpoint.answer_ends_A, checkpoint.answer_ids_A
         if len(places) and int(places[-1]) > len(sampled):
             raise ValueError(
-                f"a given token is at position {int(places[-1])}, but there are only {len(sampled)} sampled tokens"
+                f"the checkpoint has a given token after {int(places[-1])} sampled tokens, but there are "
+                f"only {len(sampled)}"
             )
         if ends is None or ids is None:
             # Answers without a number, or a checkpoint of an older version of areal_like. The numbers are only distinct

@@ -185,7 +185,7 @@ class RolloutWorker:
             await self._peer.connect(timeout_s=CONNECT_S)
             freeze_heap()
             self._bench.doing.ready()
-            log.info("connected; capacity: %d samples", self._book.capacity)
+            log.info("connected to the controller; capacity: %d samples", self._book.capacity)
             await self._work(stop)
             closings = {"peer": lambda: self._peer.close(self._shutdown[0]), **closings}
         except BaseExceptionGroup as group:
@@ -233,7 +233,7 @@ class RolloutWorker:
 
         The controller is notified first, because it would otherwise lease the returned samples to this worker again.
         """
-        log.info("exiting (%s) within %.0f s", reason, deadline_s)
+        log.info("the worker exits within %.0f s (%s)", deadline_s, reason)
         self._is_leaving = self._pool.is_closed = True
         self._post(Draining(reason=reason))
         await self._pool.hand_back_all(ending_too=False)
@@ -245,7 +245,10 @@ class RolloutWorker:
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
-            log.warning("exited with %d finished samples that were not acknowledged", len(self._book.unacked))
+            log.warning(
+                "the worker exits with %d finished samples that the controller has not acknowledged",
+                len(self._book.unacked),
+            )
 
     # ------------------------------------------------------------ loops
 
@@ -284,7 +287,7 @@ class RolloutWorker:
             case Welcome():
                 await self._on_reregistered()
             case _:
-                log.warning("ignoring unexpected message %s", type(message).__name__)
+                log.warning("ignoring an unexpected message of type %s", type(message).__name__)
 
     async def _on_reregistered(self) -> None:
         """Handle a new registration: the controller had declared this worker lost, and its samples continue on other
@@ -293,7 +296,7 @@ class RolloutWorker:
         Answers that only wait for their verdict are kept, and finished samples are sent again, because the controller
         accepts late ones.
         """
-        log.warning("the controller had considered this worker lost; registering again")
+        log.warning("the controller considered this worker lost, and has registered it again")
         self._count("given_up")
         self._pool.abandon_unfinished()
         self._book.send_again()
@@ -356,7 +359,7 @@ class RolloutWorker:
             await self._peer.send(message, timeout_s=self._spec.controller_silence_s)
         except OperationError as error:
             self._count("send_failures")
-            log.warning("the message %s was not sent: %s", type(message).__name__, error)
+            log.warning("a message of type %s was not sent: %s", type(message).__name__, error)
             return False
         return True
 

@@ -109,7 +109,7 @@ class AdapterCheck:
         present, others = next(reversed(self._kept)), dict[str, torch.Tensor]()
         with torch.no_grad(), rounded(self._policy.model, self._dtype):
             with adapter_off(self._policy.model):
-                others["the base, without the adapter"] = self._policy.logprobs(packed, with_entropy=False)[0]
+                others["the base model"] = self._policy.logprobs(packed, with_entropy=False)[0]
             try:
                 self._put(version)
                 right_N, _ = self._policy.logprobs(packed, with_entropy=False)
@@ -130,8 +130,8 @@ class AdapterCheck:
 def _another_policy(version: int, other: str, error: float, near: float) -> UserError:
     """Return the error. Distances are root mean squares in nats."""
     return UserError(
-        f"the engine samples with {other}: the log-probs of answers stamped with version {version} differ by "
-        f"{error:.2g} nats from those of that version, and by {near:.2g} nats from those of {other.partition(',')[0]} "
+        f"the engine samples with {other} instead of version {version}: the log-probs of its answers differ by "
+        f"{error:.2g} nats from version {version}, but by {near:.2g} nats from {other} "
         "(root mean square over tokens)",
         where="rollout.engine",
         remedy="use an engine that loads the published versions, or set trainer.lora: null",

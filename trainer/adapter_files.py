@@ -125,7 +125,7 @@ def _check_base(folder: Path, base: BaseIdentity) -> None:
         raise WeightError(f"{folder / ADAPTER_BASE} cannot be read ({error})") from error
     if not is_same:
         raise UserError(
-            f"the checkpoint's adapter belongs to a base model other than {base.path}",
+            f"the adapter in the checkpoint was not trained on the base model {base.path}",
             where=str(folder),
             remedy="resume with the model and model.dtype that the run started with",
         )

@@ -72,7 +72,7 @@ class SharedDevices:
             for model in self._fixed:
                 model.to(device)  # type: ignore[arg-type]
         if num_bytes:
-            log.info("moved %d bytes to %s", num_bytes, device)
+            log.info("moved %d bytes of models and optimizer state to %s", num_bytes, device)
 
 
 def _release_memory(device: torch.device) -> None:

@@ -39,7 +39,9 @@ def make_critic(
     if not backend.trains_critics:
         what = f"{backend.name} cannot train a critic"
         raise UserError(
-            what, where="trainer.critic", remedy="use a different trainer.backend, or set trainer.critic: null"
+            what,
+            where="trainer.critic",
+            remedy="set trainer.backend to a backend that trains critics, or set trainer.critic: null",
         )
     model = load_critic(source, device=device)
     if resumed is not None:

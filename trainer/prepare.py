@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _prepare_and_log(spec: PrepareSpec) -> None:
     started_s = time.monotonic()
     folder = prepare(spec)
-    log.info("prepared %s in %.1f s", folder, time.monotonic() - started_s)
+    log.info("prepared the model in %s in %.1f s", folder, time.monotonic() - started_s)
 
 
 if __name__ == "__main__":

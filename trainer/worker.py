@@ -277,14 +277,14 @@ class TrainerWorker:
             case Batch():
                 self._take_batch(message)
             case NoMoreBatches():
-                log.info("there will be no batches after step %d: %s", message.last_step, message.reason)
+                log.info("step %d is the last step of the run: %s", message.last_step, message.reason)
                 self._last_step, self._end_reason = message.last_step, message.reason
             case RewriteVersion():
                 self._group.create_task(self._write_again(message), name=f"rewrite:{message.version}")
             case SaveCheckpoint():
                 self._saving.ask(message.reason or "asked for")
             case Shutdown():
-                log.info("asked to exit within %g s: %s", message.deadline_s, message.reason)
+                log.info("the controller requested an exit within %g s: %s", message.deadline_s, message.reason)
                 self._end_reason = self._end_reason or message.reason
                 self._stop.set()
             case Welcome():
@@ -317,7 +317,7 @@ class TrainerWorker:
 
     async def _report_again(self) -> None:
         """Repeat what the hub must know after it lost its state."""
-        log.warning("the controller restarted this connection; reporting published and requested versions again")
+        log.warning("the controller registered the trainer again; repeating the last reports")
         if self._published is not None:
             await self._link.send(self._published)
         if self._requested and (self._packing is None or self._packing[0] != self._requested):

@@ -48,10 +48,10 @@ class ModelClient:
         file = None if options.records is None else Path(options.records).expanduser()
         if file is None and options.has_budget:
             what = "a budget requires a file that all processes share, but no file is set"
-            raise UserError(what, where=where, remedy="set records to the path of a file")
+            raise UserError(what, where=where, remedy="set `records` to the file in which to record the replies")
         if options.record == "replay" and (file is None or not file.is_file()):
             what = "there is no such file" if file is not None else "no file is set to replay answers from"
-            remedy = "set records to the file of an earlier run, such as RUN/external/NAME.jsonl"
+            remedy = "set `records` to the file of an earlier run, such as RUN/external/NAME.jsonl"
             raise UserError(what, where=f"{where}: records {file or ''}".rstrip(), remedy=remedy)
         self._records = AnswerRecords(file)
         self._http: HttpClient | None = None

@@ -26,7 +26,9 @@ def endpoint_needs(options: EndpointOptions) -> Iterator[UserError]:
         if options.records is None or not Path(options.records).expanduser().is_file():
             what = f"there is no file {options.records}" if options.records else "no file of recorded answers is set"
             yield UserError(
-                what, where="records", remedy="set records to a file of an earlier run, such as RUN/external/NAME.jsonl"
+                what,
+                where="records",
+                remedy="set `records` to the file of an earlier run, such as RUN/external/NAME.jsonl",
             )
         return
     try:

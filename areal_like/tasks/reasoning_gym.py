@@ -138,14 +138,16 @@ def dataset(task: str, config: str, seed: int) -> Any:
             if near
             else f"choose one of its {len(DATASETS)} tasks, such as chain_sum"
         )
-        raise UserError("reasoning-gym has no task of this name", where=where, remedy=remedy)
+        raise UserError(f"reasoning-gym has no task `{task}`", where=where, remedy=remedy)
     try:
         return reasoning_gym.create_dataset(task, seed=seed, size=_MAX_SIZE, **msgspec.json.decode(config))
     except (TypeError, ValueError, AssertionError, AttributeError) as error:
         known = ", ".join(name for name in DATASETS[task][1].__dataclass_fields__ if name not in ("seed", "size"))
         reason = str(error) or type(error).__name__
         raise UserError(
-            f"the task rejects its configuration ({reason})", where=where, remedy=f"use its options: {known}"
+            f"the task rejects its configuration ({reason})",
+            where=where,
+            remedy=f"use the options of the task: {known}",
         ) from error
 
 
@@ -168,7 +170,9 @@ def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> 
             entry = tasks[index]
         except Exception as error:  # fault boundary: a task's generator may raise anything
             what = f"the task cannot generate entry {index} ({type(error).__name__}: {error})"
-            raise UserError(what, where=f"{_WHERE} task {task}", remedy="choose a different configuration") from error
+            raise UserError(
+                what, where=f"{_WHERE} task {task}", remedy="choose a different configuration of the task"
+            ) from error
         if part_of(entry["question"]) != split:
             num_tries += 1
             if num_tries > MAX_TRIES:
@@ -176,7 +180,7 @@ def _places(task: str, settings: Mapping[str, Any], seed: int, split: Split) -> 
                 raise UserError(
                     what,
                     where=f"{_WHERE} task {task}",
-                    remedy="choose a configuration that generates more distinct questions",
+                    remedy="choose a configuration of the task that generates more distinct questions",
                 )
             continue
         num_tries = 0

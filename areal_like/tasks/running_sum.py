@@ -103,7 +103,7 @@ def rows(
         )
     if limit is not None and limit < 0:
         raise UserError(
-            f"{limit} rows cannot be generated", where="running_sum limit", remedy="set the limit to 0 or more"
+            f"the limit must be at least 0, not {limit}", where="running_sum limit", remedy="set a limit of 0 or more"
         )
     checked = RunningSumOptions.parse(options)
     draws = _draws(random.Random(f"running_sum/{split}/{seed}"), split, checked)

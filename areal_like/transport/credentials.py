@@ -123,7 +123,7 @@ def _read_hex(path: Path) -> bytes:
     found = read_private(path)
     if not _HEX.fullmatch(found):
         raise UserError(
-            "the file does not contain a valid join secret or token",
+            "the file does not contain a valid secret or token for joining a run",
             where=str(path),
             remedy="start the run again, or create new keys with `python -m services.reward keys`",
         )

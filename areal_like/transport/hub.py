@@ -331,7 +331,9 @@ class Hub:
         other = self._names.get(route, hello.name)
         if other != hello.name:  # a connection has one name: the newest
             self.forget(other)
-            self._pending.append((other, Goodbye(reason=f"{hello.name} now uses this connection")))
+            self._pending.append(
+                (other, Goodbye(reason=f"the connection is now registered under the name {hello.name}"))
+            )
         if known is None or is_new:
             registration = secrets.token_hex(16)
             known = PeerInfo(hello.name, hello.role, hello.pid, hello.incarnation, route, registration)

@@ -180,7 +180,9 @@ class WeightStore:
             self._remove_leftovers()
             need = sum(entry.num_bytes for entry in entries)
             advice = "; use trainer.weights.kind: disk" if self.kind == "shm" and error.errno == errno.ENOSPC else ""
-            raise WeightError(f"cannot publish {need} bytes in {self.root}: {error.strerror}{advice}") from error
+            raise WeightError(
+                f"cannot write {need} bytes of weights to {self.root}: {error.strerror}{advice}"
+            ) from error
         self._retire(version, lineage)
         return manifest_path
 

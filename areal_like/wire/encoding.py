@@ -156,7 +156,7 @@ def _read_array(code: int, data: memoryview) -> np.ndarray:
 def _check_custom(wanted: type, value: Any) -> Any:
     if wanted is np.ndarray and isinstance(value, np.ndarray):
         return value
-    raise ValueError(f"expected {wanted.__name__}, got {type(value).__name__}")
+    raise ValueError(f"expected a value of type {wanted.__name__}, got {type(value).__name__}")
 
 
 @functools.lru_cache(maxsize=64)
@@ -192,7 +192,10 @@ def join(pieces: Sequence[Frame], limits: WireLimits) -> list[Frame]:
         return list(pieces)
     max_pieces = limits.max_frames + limits.max_message_bytes // MAX_FRAME_BYTES + 1
     if len(pieces) > max_pieces or sum(map(len, pieces)) > limits.max_message_bytes:
-        raise WireError(f"a message of {len(pieces)} pieces and {sum(map(len, pieces))} bytes exceeds the limit")
+        raise WireError(
+            f"a message of {len(pieces)} pieces and {sum(map(len, pieces))} bytes exceeds the limit of {max_pieces} "
+            f"pieces or {limits.max_message_bytes} bytes"
+        )
     try:
         sizes = _TABLE.decode(pieces[0][1:])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -237,7 +240,8 @@ def decode(frames: Sequence[Frame], accept: frozenset[type], limits: WireLimits 
         raise WireError(f"the message has {len(frames)} frames, expected 1 to {limits.max_frames}")
     if len(frames[0]) > limits.max_header_bytes or sum(map(len, frames)) > limits.max_message_bytes:
         raise WireError(
-            f"a message of {sum(map(len, frames))} bytes with a header of {len(frames[0])} bytes exceeds the limit"
+            f"a message of {sum(map(len, frames))} bytes with a header of {len(frames[0])} bytes exceeds the limit of "
+            f"{limits.max_message_bytes} bytes, or of {limits.max_header_bytes} bytes for the header"
         )
     decoder = _decoder(accept)
     try:

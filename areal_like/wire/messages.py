@@ -425,7 +425,7 @@ class CheckpointSaved(Message, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.digest and not re.fullmatch(r"[0-9a-f]{64}", self.digest):
-            raise ValueError(f"digest {self.digest[:80]!r}: expected 64 hexadecimal digits")
+            raise ValueError(f"the digest {self.digest[:80]!r} must consist of 64 hexadecimal digits")
 
 
 class CheckpointFailed(Message, frozen=True, kw_only=True):

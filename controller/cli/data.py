@@ -50,7 +50,8 @@ def data(arguments: argparse.Namespace) -> int:
         report = job.clean(target)
     except OSError as error:
         raise OperationError(
-            f"{error.filename or arguments.files[0]}: {error.strerror or error}; nothing was written"
+            f"{error.filename or arguments.files[0]} cannot be read or written: {error.strerror or error}; "
+            "no output was saved"
         ) from error
     sys.stdout.write(_page(report, arguments.json) + ("" if arguments.json else f"written to {target}\n"))
     return 0
@@ -75,8 +76,8 @@ def _review(arguments: argparse.Namespace) -> int:
     from controller.dashboard.review import Target, review_command
 
     if bool(arguments.files) != bool(arguments.output):
-        what = "the data files and the folder of the new set must be given together"
-        raise UserError(what, where="-o", remedy="add data files and -o FOLDER, or remove both")
+        what = "the data files and the output folder must be specified together"
+        raise UserError(what, where="-o", remedy="specify both the data files and -o FOLDER, or neither of them")
     target = None
     if arguments.files:
         folder = Path(arguments.output).expanduser()
@@ -155,7 +156,7 @@ def _card(arguments: argparse.Namespace) -> int:
     for number, line in enumerate(lines, 1):
         fields, fault = parse(line)
         if fault:
-            raise UserError(fault, where=line.where, remedy="run `areal-like data clean`, which removes such lines")
+            raise UserError(fault, where=line.where, remedy="run `areal-like data clean`, which removes invalid rows")
         maker.add(Row(number, line.where, fields, columns))
         if number % 1_000 == 0:
             progress.show(number)

@@ -164,11 +164,15 @@ def _add_review(parts: Any, make: Callable[..., Any]) -> None:
         "--id-column", default="id", metavar="NAME", help="column that corresponds to `key` in the review (default: id)"
     )
     review.add_argument(
-        "--columns", action="append", default=[], metavar="ROLE=NAME", help="as for `areal-like data clean`"
+        "--columns",
+        action="append",
+        default=[],
+        metavar="ROLE=NAME",
+        help="map a role to a column, as in `areal-like data clean --columns`",
     )
     review.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     review.add_argument("--port", type=port, default=0, help="port (default: any free port)")
-    review.add_argument("--token", help="token of the page (default: a generated one, which is printed)")
+    review.add_argument("--token", help="token for access to the page (default: a generated token, which is printed)")
 
 
 def _add_answers(parts: Any, make: Callable[..., Any]) -> None:

@@ -148,4 +148,4 @@ def _validate(path: Path) -> None:
         print(f"note: {remark}")
     if found.problems:
         raise ConfigError([problem.placed(loaded.document.where) for problem in found.problems], loaded.source)
-    print(f"areal-like validate {shlex.quote(str(path))}: no errors")
+    print(f"areal-like validate {shlex.quote(str(path))} found no errors")

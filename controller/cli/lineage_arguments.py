@@ -58,6 +58,8 @@ def add_lineage(commands: Any, command: Callable[..., Any], run_help: str) -> No
         help="with --row: show what erasing the row from the run's folder would do, and which models used it; with "
         "--yes, erase it",
     )
-    lineage.add_argument("--yes", action="store_true", help="erase without a further question")
+    lineage.add_argument(
+        "--yes", action="store_true", help="with --erase: erase the row instead of only showing the effects"
+    )
     lineage.add_argument("--json", action="store_true", help="print one JSON object with nodes and edges")
     lineage.add_argument("--svg", default="", metavar="FILE", help="also write the lineage graph to this SVG file")

@@ -75,7 +75,7 @@ def samples(run: str, choice: dict[str, Any]) -> Answer:
     from controller.runs.samples import samples as show
 
     if not 0 < choice["limit"] <= MAX_SAMPLES:
-        raise UserError(f"must be from 1 to {MAX_SAMPLES}, not {choice['limit']}", where="limit")
+        raise UserError(f"the limit must be from 1 to {MAX_SAMPLES}, not {choice['limit']}", where="limit")
     folder, wanted = find_run_to_read(run), Choice(**choice)
     console, file = _console()
     show(folder, wanted, console=console)

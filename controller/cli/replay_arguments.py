@@ -74,8 +74,8 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
     )
     replay.add_argument(
         "--engine", action="store_true",
-        help="draw the recorded answers again and compare tokens and log-probs; --from and --to then choose the steps "
-        "that trained on them",
+        help="generate the recorded answers again and compare tokens and log-probs; --from and --to then select the "
+        "answers by the steps that trained on them",
     )  # fmt: skip
     replay.add_argument(
         "--samples", type=whole, metavar="N",
@@ -108,7 +108,9 @@ def add_replay(commands: Any, command: Callable[..., Any], run_help: str) -> Non
         "for example for a bug report.",
     )  # fmt: skip
     capsule.add_argument("run", metavar="RUN", help=run_help)
-    capsule.add_argument("--step", type=whole, required=True, metavar="N", help="step to write to the file")
+    capsule.add_argument(
+        "--step", type=whole, required=True, metavar="N", help="number of the step to write to the file"
+    )
     capsule.add_argument("-o", "--out", required=True, metavar="FILE", help="output file, which must not exist")
 
 

@@ -78,7 +78,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
     found = find(arguments.model, arguments.version)
     if found.model is not None and Path(found.model).is_dir() and not chat_template(Path(found.model)):
         what = "the model's tokenizer has no chat template, which is required for the messages of clients"
-        raise UserError(what, where=arguments.model, remedy="serve a model that has a chat template")
+        raise UserError(what, where=arguments.model, remedy="choose a model with a chat template")
     adapters = adapters_of(arguments.adapter, arguments.name or found.name)
     place = Path(tempfile.gettempdir())
     sweep_dead(place, FOLDER_PREFIX)
@@ -121,7 +121,7 @@ def prepare(
     run_module([PREPARATION, "--spec", str(folder / "prepare.json")], PREPARATION_LIMIT_S)
     manifest = WeightStore(folder / "weights", "disk", keep=2).newest()
     if manifest is None:
-        raise OperationError(f"the preparation of {arguments.model} produced no weights")
+        raise OperationError(f"the model {arguments.model} was prepared, but no weights were written")
     return ServeSpec(
         folder=str(folder), model_dir=str(folder / "model"), manifest=str(manifest),
         name=arguments.name or found.name, host=arguments.host, port=arguments.port, key=key,

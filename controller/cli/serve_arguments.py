@@ -109,13 +109,13 @@ def add_serve(commands: Any, make: Callable[..., Any]) -> None:
         type=whole,
         default=0,
         metavar="N",
-        help="maximum answer length in tokens if a request sets no limit (default: the rest of the context)",
+        help="maximum answer length in tokens for requests that do not set a limit (default: the rest of the context)",
     )
     command.add_argument(
         "--temperature",
         type=temperature,
         metavar="T",
-        help="temperature if a request sets none (default: the value of the run, or 1)",
+        help="sampling temperature for requests that do not set one (default: the value of the run, or 1)",
     )
     command.add_argument(
         "--safety",

@@ -84,7 +84,9 @@ def read_model_config(folder: Path) -> dict[str, Any]:
             remedy="correct the file, or download it again",
         ) from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise UserError("has no model_type", where=str(path), remedy="use the model's original config.json")
+        raise UserError(
+            "the file contains no model_type", where=str(path), remedy="use the model's original config.json"
+        )
     return config
 
 
@@ -95,7 +97,9 @@ def check_weights(folder: Path) -> None:
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError("is damaged", where=str(index), remedy="download the file again") from error
+            raise UserError(
+                "the index of the weights is damaged", where=str(index), remedy="download the file again"
+            ) from error
         files = [folder / str(name) for name in names]
         for file in files:
             if not file.is_file():
@@ -109,7 +113,9 @@ def check_weights(folder: Path) -> None:
             raise UserError("the folder contains only a LoRA adapter", where=str(folder), remedy=remedy)
         if not files and not list(folder.glob("pytorch_model*.bin*")):
             raise UserError(
-                "contains no weights", where=str(folder), remedy="specify a folder that contains model.safetensors"
+                "the folder contains no weights",
+                where=str(folder),
+                remedy="specify a folder that contains model.safetensors",
             )
     for file in files:
         read_header(file)
@@ -137,7 +143,7 @@ def check_tokenizer(folder: Path) -> None:
         )
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(
-            "contains no tokenizer",
+            "the folder contains no tokenizer",
             where=str(folder),
             remedy="copy tokenizer.json into this folder, or set model.tokenizer",
         )

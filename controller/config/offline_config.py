@@ -84,7 +84,11 @@ def offline_problems(config: OfflineConfig) -> Iterator[Problem]:
         yield Problem(("trainer.checkpoint.best",), what, "set trainer.checkpoint.best: null")
     template = config.data.prompt_template
     if template is not None and PLACEHOLDER not in template:
-        yield Problem(("data.prompt_template",), f"has no {PLACEHOLDER}", f"add {PLACEHOLDER} to the template")
+        yield Problem(
+            ("data.prompt_template",),
+            f"the template does not contain {PLACEHOLDER}",
+            f"add {PLACEHOLDER} to the template",
+        )
     if config.data.eval is None and config.eval.every_steps:
         remedy = "set data.eval to a file of held-out rows, or set eval.every_steps: 0"
         yield Problem(("eval.every_steps", "data.eval"), "there is no evaluation data", remedy)

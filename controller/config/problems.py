@@ -177,14 +177,14 @@ def _problem_at(root: type[Settings], path: str, items: list[Any]) -> Problem:
     kind = first["type"]
     if kind == "missing":
         meaning = meaning_at(root, tuple(path.split(".")))
-        return Problem((path,), "is required", f"set this key: {meaning}" if meaning else "set this key")
+        return Problem((path,), "this key is required", f"set this key: {meaning}" if meaning else "set this key")
     if any(item["type"] == "finite_number" for item in items):
-        return Problem((path,), f"must be a finite number, not {show(value)}")
+        return Problem((path,), f"the value must be a finite number, not {show(value)}")
     if fault := _out_of_bounds(items):
         return Problem((path,), fault, _REMEDIES.get(path.rpartition(".")[0] if path[-1:].isdigit() else path, ""))
     if kind in ("model_type", "model_attributes_type", "dict_type", "dict_attributes_type"):
         return Problem(
-            (path,), f"must be a section (a mapping of keys to values), not {show(value)}", _keys_below(field)
+            (path,), f"the value must be a section (a mapping of keys to values), not {show(value)}", _keys_below(field)
         )
     if kind == "value_error" and field is not None and section_of(field.annotation) is not None:
         return Problem((path,), str(first["msg"]).removeprefix("Value error, "))
@@ -194,8 +194,10 @@ def _problem_at(root: type[Settings], path: str, items: list[Any]) -> Problem:
         if is_list(field.annotation) and path.rpartition(".")[2].isdigit():
             wanted = wanted.removeprefix("list of ")
         if kind == "too_short":
-            return Problem((path,), "must have at least one entry")
-        return Problem((path,), f"must be {wanted}, not {show(value)}", f"did you mean `{near[0]}`?" if near else "")
+            return Problem((path,), "the value must have at least one entry")
+        return Problem(
+            (path,), f"the value must be {wanted}, not {show(value)}", f"did you mean `{near[0]}`?" if near else ""
+        )
     return Problem((path,) if path else (), " ".join(str(first["msg"]).split()))
 
 
@@ -206,7 +208,7 @@ def _out_of_bounds(items: list[Any]) -> str:
             bound = item.get("ctx", {}).get(name)
             if bound is not None:
                 number = f"{bound:,.0f}" if abs(bound) >= 10_000 else f"{bound:g}"
-                return f"must be {words} {number}, not {show(item['input'])}"
+                return f"the value must be {words} {number}, not {show(item['input'])}"
     return ""
 
 
@@ -217,7 +219,7 @@ def booleans_for_numbers(root: type[Settings], data: Any, prefix: str = "") -> l
         field = root.model_fields.get(key)
         section = section_of(field.annotation) if field else None
         if field is not None and isinstance(value, bool) and "number" in (kind := describe(field.annotation)):
-            problems.append(Problem((f"{prefix}{key}",), f"must be {_with_article(kind)}, not {show(value)}"))
+            problems.append(Problem((f"{prefix}{key}",), f"the value must be {_with_article(kind)}, not {show(value)}"))
         elif section is not None and isinstance(value, Mapping):
             problems += booleans_for_numbers(section, value, f"{prefix}{key}.")
     return problems

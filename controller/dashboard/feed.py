@@ -152,7 +152,7 @@ class Feed:
         except (UserError, OSError) as error:
             problem = str(error)
         except Exception as error:  # fault boundary: a failure on the page of one run must not end the others
-            log.exception("updating a page failed")
+            log.exception("updating a page of the dashboard failed")
             problem = f"this page cannot be updated ({first_line(error)})"
         if problem and problem != self._problem:
             sent = message("change", {"problem": problem})

@@ -57,7 +57,7 @@ def guarded(access: Access, command: str) -> Middleware:
 def _check(access: Access, request: web.Request, command: str) -> None:
     if not access.knows_host(request.headers.get("Host")):
         raise web.HTTPMisdirectedRequest(
-            text="the host name of this request is not a name of this server; use the address that "
+            text="the host name in this request does not belong to this server; use the address that "
             f"`areal-like {command}` printed"
         )
     if not access.reads_need_token:

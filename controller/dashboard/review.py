@@ -131,7 +131,7 @@ class ReviewPage:
         body = await body_of(request)
         number, decision = body.get("number"), body.get("decision")
         if isinstance(number, bool) or not isinstance(number, int) or not isinstance(decision, str | None):
-            raise web.HTTPBadRequest(text="the request needs the number of a line and a decision")
+            raise web.HTTPBadRequest(text="the request must contain a line number and a decision")
         async with self._writing:
             await asyncio.to_thread(self.review.decide, number, decision)
         return web.json_response({"counts": self.review.counts()})
@@ -140,7 +140,9 @@ class ReviewPage:
         check_origin(self.access, request)
         await body_of(request)
         if self.target is None:
-            raise web.HTTPConflict(text="start the command with the data files and -o FOLDER to write the new set here")
+            raise web.HTTPConflict(
+                text="start the command with the data files and -o FOLDER to write the corrected data set here"
+            )
         async with self._writing:
             done = await asyncio.to_thread(
                 relabel, self.target.files, self.review.path, self.target.folder, columns=self.target.columns,

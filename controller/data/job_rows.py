@@ -124,7 +124,7 @@ def refuse_changed(keys: Sequence[str]) -> None:
     """Raise UserError if rows differ from those that the run was started with; `keys` are their settings."""
     if keys:
         raise UserError(
-            "the rows differ from those with which the run was started",
+            "the rows differ from the rows that the run was started with",
             where=", ".join(keys),
             remedy="restore the original rows, or start a new run",
         )

@@ -167,7 +167,7 @@ class LiveTable(Table):
         if not self._is_folder and found[0].suffix != ".jsonl":
             remedy = f"set {KEY}.path to a .jsonl file, or to a folder of such files"
             raise UserError(
-                "the file cannot be followed, because it is no .jsonl file", where=str(found[0]), remedy=remedy
+                "the file cannot be followed, because it is not a .jsonl file", where=str(found[0]), remedy=remedy
             )
         self._files: list[_LiveFile] = [] if self._is_folder else [_LiveFile(found[0])]
         self._offsets, self._numbers, self._kept = array("Q"), array("Q"), array("Q")

@@ -199,10 +199,10 @@ def _parse_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, int,
             if number == 1 and line.strip() in (b"[", b"{"):
                 remedy = "the file looks like a single JSON document: rename it to .json"
             raise UserError(
-                f"invalid JSON ({error.msg} at column {error.colno})", where=where, remedy=remedy
+                f"the line is not valid JSON ({error.msg} at column {error.colno})", where=where, remedy=remedy
             ) from error
         except (RecursionError, ValueError) as error:
-            raise UserError(f"invalid JSON ({error})", where=where) from error
+            raise UserError(f"the line is not valid JSON ({error})", where=where) from error
         if not isinstance(row, dict):
             raise UserError(f"a row must be a JSON object, not {type(row).__name__}", where=where)
         yield number, start, row
@@ -221,9 +221,11 @@ def _read_json(path: Path, limit: int | None) -> RawRows:
     except json.JSONDecodeError as error:
         is_lines = error.msg == "Extra data" and error.lineno > 1
         remedy = "the file looks like one object per line: rename it to .jsonl" if is_lines else ""
-        raise UserError(f"invalid JSON ({error.msg})", where=f"{path}:{error.lineno}", remedy=remedy) from error
+        raise UserError(
+            f"the file is not valid JSON ({error.msg})", where=f"{path}:{error.lineno}", remedy=remedy
+        ) from error
     except (RecursionError, ValueError) as error:
-        raise UserError(f"invalid JSON ({error})", where=str(path)) from error
+        raise UserError(f"the file is not valid JSON ({error})", where=str(path)) from error
     if not isinstance(rows, list):
         raise UserError(
             "the file must contain a list of rows",
@@ -287,7 +289,7 @@ def _read_dataset(source: DataSource, key: str, split: str) -> RawRows:
                     raise UserError(
                         f"the dataset has no split `{split}`",
                         where=where,
-                        remedy=f"use one of its splits: {', '.join(loaded)}",
+                        remedy=f"use one of the splits of the dataset: {', '.join(loaded)}",
                     )
                 loaded = loaded[split]
         else:

@@ -327,7 +327,7 @@ def _column(raw: RawRow, column: str, role: str, key: str, where: str) -> Any:
         raise UserError(
             f"there is no column `{column}`",
             where=where,
-            remedy=f"{hint}; map the correct column with {key}.columns.{role}=...",
+            remedy=f"{hint}; specify the correct column with {key}.columns.{role}=...",
         )
     return value
 

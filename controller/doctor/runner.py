@@ -63,8 +63,9 @@ def _line(check: Check, finding: Finding | None, wall_s: float) -> Line | None:
 def _overdue(check: Check) -> Finding:
     return Finding(
         "problem" if check.is_needed else "warning",
-        f"no result within {check.deadline_s:g} s",
-        "a driver or a network file system may hang, or the machine may be overloaded; try again when the machine "
+        f"the check returned no result within {check.deadline_s:g} s",
+        "a driver or a network file system may be hanging, or the machine may be overloaded; try again when "
+        "the machine "
         "is idle",
     )
 

@@ -24,9 +24,9 @@ def run_module(arguments: Sequence[str], limit_s: float) -> None:
     try:
         ended = run_guarded([sys.executable, "-P", "-m", *arguments], timeout_s=limit_s, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise OperationError(f"{arguments[0]} did not end within {limit_s:g} s") from error
+        raise OperationError(f"the process {arguments[0]} did not exit within {limit_s:g} s") from error
     if ended.returncode == USER_MISTAKE:
         raise UserError(last_error(ended.stderr) or f"{arguments[0]} rejected its input")
     if ended.returncode != 0:
         words = ended.stderr.strip()[-LAST_CHARS:]
-        raise OperationError(f"{arguments[0]} ended with status {ended.returncode}: {words}")
+        raise OperationError(f"the process {arguments[0]} exited with status {ended.returncode}: {words}")

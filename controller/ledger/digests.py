@@ -128,7 +128,7 @@ def read_fact(db: sqlite3.Connection, seq: int, kind: FactKind, *keys: tuple[int
         row = db.execute(f"{_QUERIES[kind]} WHERE {condition}", key).fetchone()
         if row is None:
             raise LedgerError(
-                f"fact {seq} ({kind}) of the ledger refers to the row with the key {key}, which is missing"
+                f"record {seq} ({kind}) of the ledger refers to the row with the key {key}, which is missing"
             )
         rows.append(tuple(row[1:]))
     return Fact(seq, kind, (*rows, *_attached(db, seq, kind, rows[0])))

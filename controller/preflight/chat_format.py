@@ -63,7 +63,7 @@ def _row_problems(config: RunConfig) -> Iterator[Problem]:
     for path, source in sources.items():
         for key in ("system_prompt", "chat_template_kwargs"):
             if getattr(source, key):
-                what = f"requires a chat template, but the tokenizer of {folder} has none"
+                what = f"this key requires a chat template, but the tokenizer of {folder} has none"
                 yield Problem(
                     (f"{path}.{key}", "model.tokenizer"),
                     what,

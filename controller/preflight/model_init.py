@@ -33,7 +33,7 @@ def problems_of(init: Mapping[str, Any]) -> Iterator[Problem]:
             continue
         least = 0 if MAY_BE_ZERO.fullmatch(key) else 1
         if not isinstance(value, int) or value < least:
-            yield Problem((f"model.init.{key}",), f"must be a whole number of at least {least}, not {value}")
+            yield Problem((f"model.init.{key}",), f"the value must be a whole number of at least {least}, not {value}")
 
 
 def causal_types() -> list[str]:

@@ -51,7 +51,7 @@ def look(config: RunConfig, purpose: Purpose) -> Preflight:
         found.problems.append(
             Problem(
                 ("data.eval",),
-                "an evaluation requires this section",
+                "an evaluation requires evaluation rows, but data.eval is not set",
                 "set data.eval.path, data.eval.dataset or data.eval.generator",
             )
         )

@@ -48,7 +48,9 @@ def clean_train(config: RunConfig, target: Path) -> Report:
     try:
         report = CleaningJob([source.path], plan, num_cores(), NUM_EXAMPLES).clean(target)
     except OSError as error:
-        raise OperationError(f"{error.filename or source.path}: {error.strerror or error}") from error
+        raise OperationError(
+            f"{error.filename or source.path} cannot be read or written: {error.strerror or error}"
+        ) from error
     if report.num_out == 0:
         most = max(report.stages, key=lambda stage: stage.num_removed)
         what = (

@@ -59,7 +59,9 @@ def problems_of(
         last = (said.read_text(errors="replace").strip().splitlines() or [""])[-1][:LAST_CHARS]
     if status is None:
         what = f"importing {names} takes more than {timeout_s:g} s (launch.startup_timeout_s)"
-        yield Problem((keys[0],), what, "do not execute slow code when the module is imported")
+        yield Problem(
+            (keys[0],), what, "move slow code out of the top level of the module, so that it is not executed on import"
+        )
     else:
         ended = f"{describe_status(status)}" + (f": {last}" if last else "")
         yield Problem((keys[0],), f"importing {names} ended the process with {ended}", "correct the module")

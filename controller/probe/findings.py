@@ -148,13 +148,15 @@ def _ends_with(text: str, row: Mapping[str, Any], column: str) -> bool:
 def _greedy(seen: Seen) -> Finding | None:
     if not seen.are_groups_identical:
         return None
-    what = "All samples of each prompt are identical, so no group carries a signal"
+    what = "All samples of each prompt are identical, so no group provides a learning signal"
     if seen.sampling.temperature < LOW_TEMPERATURE:
         return Finding(
             "greedy", f"{what}: sampling.temperature is {seen.sampling.temperature:g}.", "set sampling.temperature: 1.0"
         )
     return Finding(
-        "greedy", f"{what}: the policy is already deterministic.", "start from a model whose answers vary more"
+        "greedy",
+        f"{what}: the policy is already deterministic.",
+        "start from a model whose answers to a prompt vary more",
     )
 
 
@@ -165,7 +167,10 @@ def _logprobs(seen: Seen) -> Finding | None:
     mean, largest = difference
     what = f"Log-probs of engine and trainer differ by {mean:.2g} nat on average (at most {largest:.2g})."
     return Finding(
-        "logprobs", what, "use the same weights and the same dtype for both: see rollout.engine.dtype and model.dtype"
+        "logprobs",
+        what,
+        "use the same weights and the same dtype in the engine and in the trainer: see "
+        "rollout.engine.dtype and model.dtype",
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from controller.config.validation.objectives import WITHIN_GROUP
 from controller.report.data import RunData, number, series
-from controller.report.finding import Finding, Rated, Weight, figure, percent
+from controller.report.finding import Finding, Rated, Severity, Weight, figure, percent
 from controller.report.learning import MIN_TREND_STEPS, is_learning
 from controller.report.signs import trend, window
 
@@ -70,12 +70,14 @@ def _signal(data: RunData) -> list[Rated]:
     finding = Finding(
         "no_signal",
         "bad" if is_bad else "warning",
-        f"In the last steps, {percent(share)} of the groups carry no signal: all samples of a group got the same "
+        f"In the last steps, {percent(share)} of the groups provide no learning signal: all samples of a "
+        "group got the same "
         f"reward (mean {figure(reward.late)})",
-        "Their advantages are zero, so generating these groups and training on them is wasted work",
+        "The advantages of these groups are zero, so generating them and training on them is wasted work",
         "Use prompts that are sometimes solved (easier ones where the reward is low), a larger group_size, a higher "
         "sampling.temperature, or a reward with partial credit; filter_zero_signal: true excludes such groups",
-        f"With filter_zero_signal, training uses only the {percent(1 - share)} of the groups that carry a signal",
+        f"With filter_zero_signal, training uses only the {percent(1 - share)} of the groups that provide a "
+        "learning signal",
     )
     return [Rated(Weight.SIGNAL, finding, share)]
 
@@ -89,7 +91,8 @@ def _same_answers(data: RunData, share: float) -> Finding:
     return Finding(
         "no_signal",
         "bad",
-        f"In the last steps, {percent(share)} of the groups carry no signal: sampling.temperature is {temperature:g}, "
+        f"In the last steps, {percent(share)} of the groups provide no learning signal: "
+        f"sampling.temperature is {temperature:g}, "
         "at which the samples of a group are nearly always the same answer",
         "Equal answers get equal rewards, so the advantages are zero and nothing is learned",
         "Set sampling.temperature to 1, or to a value not far below it",
@@ -154,9 +157,10 @@ def _cut(data: RunData) -> list[Rated]:
     since = "" if found.early >= CUT_NOTABLE else f", up from {percent(found.early)} at first"
     if trend(data, "turns_max").late > 1:
         return [Rated(Weight.SIGNAL, _cut_episodes(found.late, since, is_sound=is_sound), found.late)]
+    severity: Severity = "info" if is_sound else "bad" if found.late >= CUT_BAD else "warning"
     finding = Finding(
         "answers_cut",
-        "info" if is_sound else "bad" if found.late >= CUT_BAD else "warning",
+        severity,
         f"{percent(found.late)} of the answers are truncated at sampling.max_new_tokens ({limit}){since}",
         "The reward still rises, so it probably does not depend on the end of an answer"
         if is_sound

@@ -104,7 +104,7 @@ def _busy_machine(shares: Shares, *, is_judged: bool) -> Rated:
         f"Without them the trainer would have waited during {without} of its time instead of "
         f"{percent(shares.trainer_wait)}"
         if is_judged
-        else "Waits between the run's processes are therefore not judged",
+        else "Waits between the processes of the run are therefore not evaluated",
         "Stop the other programs, or run the job on a machine without them, to see what limits it",
     )
     return Rated(Weight.REMARK if is_judged else Weight.WAIT, finding, load.on_the_way)

@@ -88,7 +88,7 @@ def _refuse_without_state(candidate: Path) -> None:
         raise UserError(
             "this is a folder of runs, not the folder of a single run",
             where=str(candidate),
-            remedy=f"specify one of its runs: {shown}",
+            remedy=f"specify one of the runs in this folder: {shown}",
         )
 
 

@@ -99,7 +99,7 @@ def refuse_if_elsewhere(folder: RunFolder) -> None:
     found = whereabouts(folder)
     word_s = _last_word_s(folder, found.state)
     if found.kind == "foreign" and word_s is not None and time.time() - word_s < FRESH_S:
-        raise UserError(found.words, where=str(folder.root), remedy="stop the run on that machine first")
+        raise UserError(found.words, where=str(folder.root), remedy="stop the run on the other machine first")
 
 
 def _is_same_boot(state: Mapping[str, Any]) -> bool:

@@ -53,7 +53,7 @@ def export(
     _record(folder, target)
     if repository is not None:
         message = f"{folder.name} of {folder.parent.parent.name}"
-        print(f"uploaded to {push(target, repository, is_public=is_public, message=message)}")
+        print(f"uploaded the model to {push(target, repository, is_public=is_public, message=message)}")
         _record(folder, target, repository)
     return 0
 

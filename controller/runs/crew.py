@@ -42,7 +42,7 @@ def drain(
     """
     if _asked(folder, "drain", worker, sleep, clock) is None:
         return 1
-    print(f"{folder.name}: {worker} is draining; its running samples are moved to other workers")
+    print(f"{folder.name}: {worker} is draining; its running samples move to other workers")
     if not wait_until(lambda: worker not in read_facts(folder, whole=False).processes, timeout_s, sleep, clock):
         return _unfinished(folder, f"{worker} has not left the run within {span(timeout_s)}")
     print(f"{folder.name}: {worker} has left the run")

@@ -176,7 +176,7 @@ def choose(folder: RunFolder, processes: Sequence[str]) -> list[LogFile]:
             near = nearest(wanted, known, count=1)
             hint = f"did you mean {near[0]}? " if near else ""
             remedy = f"{hint}processes with a log: {', '.join(known)}" if known else "no process has written a log yet"
-            raise UserError("there is no such process", where=f"--process {wanted}", remedy=remedy)
+            raise UserError(f"the run has no process `{wanted}`", where=f"--process {wanted}", remedy=remedy)
         chosen.update(dict.fromkeys(found))
     return [LogFile(name, folder.logs / f"{name}.log") for name in chosen]
 

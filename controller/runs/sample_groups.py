@@ -97,7 +97,8 @@ class GroupReader:
             raise UserError(
                 NO_LEDGER,
                 where=self.folder.name,
-                remedy="wait until the run has generated samples, or specify a run of `areal-like train`",
+                remedy="wait until the run has generated samples, or specify a run that was started with "
+                "`areal-like train`",
             )
         try:
             db, _ = open_ledger(self.folder)

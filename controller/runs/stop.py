@@ -145,8 +145,8 @@ def _hold(folder: RunFolder, where: Whereabouts) -> Iterator[Send | None]:
             raise UserError(
                 f"state.json records process {pid}, but this process does not have the run open, so no signal was sent",
                 where=str(folder.root),
-                remedy="try again in a moment if the run has just been started; otherwise state.json "
-                "belongs to a different run, for example if the folder was copied: stop that run",
+                remedy="if the run has just been started, try again in a moment; if this folder is a copy of a "
+                "run, stop the original run",
             )
 
         def send(number: signal.Signals) -> None:

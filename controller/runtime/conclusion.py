@@ -123,7 +123,7 @@ def _print_ending(folder: RunFolder, outcome: Outcome, console: Console) -> None
     """Print how the run ended and how to continue it. Raises the error that ended it."""
     error = outcome.error or (OperationError(outcome.reason) if outcome.status == "failed" else None)
     if outcome.status == "stopped" and error is None:
-        console.print(f"stopped ({outcome.reason}); continue with: areal-like resume {folder.root}")
+        console.print(f"the run was stopped ({outcome.reason}); continue with: areal-like resume {folder.root}")
     elif outcome.status != "completed" and outcome.reason != str(error):
         console.print(outcome.reason)
     if isinstance(error, ProcessDied):

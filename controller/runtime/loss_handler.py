@@ -55,7 +55,7 @@ class LossHandler:
         """Report the loss; notify the coordinator, restart the trainer or end the run."""
         note = f"{loss.name}: {loss.reason}"
         if loss.role == "trainer" and self._trainer.is_done():
-            log.warning("%s; this has no effect, because the trainer had finished its work", note)
+            log.warning("%s; this has no effect, because the trainer has already finished its work", note)
             return
         self._monitor.lost(loss)
         if loss.is_permanent:

@@ -160,7 +160,7 @@ class Outgoing:
         """
         if self._hub.send(peer, message):
             return
-        log.warning("%s is unreachable, so the message %s was not sent", peer, type(message).__name__)
+        log.warning("%s is unreachable, so a message of type %s was not sent", peer, type(message).__name__)
         info = self._hub.peers.get(peer)
         if info is None:
             return

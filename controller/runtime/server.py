@@ -177,7 +177,9 @@ class Server:
             else:
                 self._take_in([received])
         except (UserError, OperationError, OSError) as error:
-            log.warning("error while ending the run: %s", error)  # the reason of the end is already known
+            log.warning(
+                "an error occurred while the run was ending: %s", error
+            )  # the reason of the end is already known
         return True
 
     # ------------------------------------------------------------ messages in

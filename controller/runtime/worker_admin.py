@@ -115,7 +115,7 @@ class WorkerAdmin:
         """Request a checkpoint; the request is answered by checkpoint_saved or checkpoint_failed."""
         if len(self._pending_checkpoints) >= MAX_SAVERS:
             self._requests.answer(request.key, "too many requests are pending", is_granted=False)
-        elif not self._hub.send("trainer", m.SaveCheckpoint(reason="requested by a command")):
+        elif not self._hub.send("trainer", m.SaveCheckpoint(reason="a user requested a checkpoint")):
             text = (
                 "no trainer is running at the moment, because it is starting, or because the run is evaluating or "
                 "ending"

@@ -206,7 +206,10 @@ def _describe(setup: plan.Setup) -> None:
     elif setup.gpu is not None and setup.model is not None:
         reached = ", ".join(f"{key} {value:g}" for key, value in asdict(setup.reached).items())
         print(f"{setup.gpus:,} x {setup.gpu.name} for {setup.model.name}; assumed efficiencies: {reached}")
-    print("the simulation uses the real coordinator, but a model of the machines; verify a plan with a short run")
+    print(
+        "the simulation uses the real coordinator and a performance model of the machines; verify the "
+        "result with a short run"
+    )
 
 
 def _varied(trial: plan.Trial) -> str:
@@ -262,7 +265,7 @@ def _print_overrides(trials: Sequence[plan.Trial], arguments: argparse.Namespace
     settings = overrides_of(chosen)
     if not settings:
         if len(trials) > 1:
-            print("settings: none; the config already has these values")
+            print("settings: no changes, because the config already has the best values")
         return
     print(f"settings: {' '.join(settings)}")
     try:

@@ -61,12 +61,16 @@ class OpenLineageSink:
             self._key = os.environ.get(settings.key_env, "").strip()  # a file with a key often ends with a line break
             if not self._key:
                 what = f"the environment variable {settings.key_env} is not set"
-                raise UserError(what, where=f"{KEY}.key_env", remedy="set it to the key, or remove this setting")
+                raise UserError(
+                    what, where=f"{KEY}.key_env", remedy=f"set {settings.key_env} to the API key, or remove key_env"
+                )
             if not (self._key.isascii() and self._key.isprintable()):
                 what = (
-                    f"the environment variable {settings.key_env} is not a key: it has control or non-ASCII characters"
+                    f"the value of the environment variable {settings.key_env} contains control or non-ASCII characters"
                 )
-                raise UserError(what, where=f"{KEY}.key_env", remedy="set it to the key alone")
+                raise UserError(
+                    what, where=f"{KEY}.key_env", remedy=f"set {settings.key_env} to the API key, without other text"
+                )
         self._path = Path(settings.file).expanduser() if settings.file else folder / FILE
         if self._url is None:
             try:
@@ -123,7 +127,7 @@ class OpenLineageSink:
             _OPENER.open(request, timeout=TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
             with error:
-                raise OSError(f"the server answered with status {error.code}") from None
+                raise OSError(f"the server returned HTTP status {error.code}") from None
 
 
 def _cleaning_events(sources: Sequence[Mapping[str, Any]], namespace: str, time_s: float) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Stop writing. rich would exit the process here."""
         self.quiet = True
-        log.warning("no program reads the output of this command any more; the run continues and prints nothing")
+        log.warning("the output of this command was closed by its reader; the run continues without printing")
         with contextlib.suppress(OSError, ValueError):  # a file without a descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
             # otherwise the interpreter fails at its exit, when it flushes the stream

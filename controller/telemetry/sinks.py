@@ -159,7 +159,7 @@ class SinkThread:
         try:
             self._sink.close()
         except Exception as error:  # same as above; nothing is counted, because the rows were written
-            log.warning("error while closing the sink %s: %s", self.name, first_line(error))
+            log.warning("closing the metrics sink %s failed: %s", self.name, first_line(error))
             with self._changed:
                 self._lose(0, first_line(error))
 

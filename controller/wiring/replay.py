@@ -46,8 +46,8 @@ def engine_facts(worker: ProcessSpec) -> EngineFacts:
     engine, found = settings.engine, ENGINES.get(settings.engine.kind)
     if found is not None and (key := found.rounding_key(engine)):
         raise UserError(
-            "the engine of the run rounded weights or keys and values, so its log-probs cannot be computed here",
-            where=key, remedy="specify a run without this setting",
+            "the engine of the run quantised its weights or KV cache, so its log-probs cannot be recomputed",
+            where=key, remedy="specify a run without quantisation",
         )  # fmt: skip
     dtypes = {worker.model.dtype, engine.dtype or worker.model.dtype}
     return EngineFacts(

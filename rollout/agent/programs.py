@@ -203,7 +203,7 @@ class Preloaded:
             raise UserError(
                 fault,
                 where="rollout.workflow_options.preload",
-                remedy=f"correct this list of modules, or remove it: {self._modules}",
+                remedy=f"correct the list of modules in `preload`, or remove `preload`: {self._modules}",
             )
         return ours
 

@@ -86,7 +86,7 @@ class TokenRequests:
 
     def stream(self, request: AgentRequest) -> EventStream:
         """Never called: `read` refuses a request for a stream."""
-        raise AssertionError("requests for a stream are rejected before this point")
+        raise AssertionError("a request for a stream was accepted, although this endpoint does not support streams")
 
     def error(self, refusal: BadRequest) -> dict[str, Any]:
         """See `Dialect`."""

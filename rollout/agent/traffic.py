@@ -54,17 +54,17 @@ class TrafficWorkflow:
             UserError: a setting is out of range, or there is no key.
         """
         if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
-            raise UserError(f"port must be a number from 1 to 65535, not {port!r}", where=f"{OPTIONS_KEY}.port")
+            raise UserError(f"`port` must be a whole number from 1 to 65535, not {port!r}", where=f"{OPTIONS_KEY}.port")
         if not isinstance(host, str) or not host:
-            raise UserError(f"host must be an address, not {host!r}", where=f"{OPTIONS_KEY}.host")
+            raise UserError(f"`host` must be a host name or an IP address, not {host!r}", where=f"{OPTIONS_KEY}.host")
         if not _is_positive(reward_timeout_s):
-            what = f"reward_timeout_s must be a number greater than 0, not {reward_timeout_s!r}"
+            what = f"`reward_timeout_s` must be a number greater than 0, not {reward_timeout_s!r}"
             raise UserError(what, where=f"{OPTIONS_KEY}.reward_timeout_s")
         if on_missing_reward != "drop" and not _is_finite(on_missing_reward):
-            what = f"on_missing_reward must be drop or a finite number, not {on_missing_reward!r}"
+            what = f"`on_missing_reward` must be `drop` or a finite number, not {on_missing_reward!r}"
             raise UserError(what, where=f"{OPTIONS_KEY}.on_missing_reward")
         if thinking not in ("keep", "template"):
-            raise UserError(f"thinking must be keep or template, not {thinking!r}", where=OPTIONS_KEY)
+            raise UserError(f"`thinking` must be `keep` or `template`, not {thinking!r}", where=OPTIONS_KEY)
         if format is not None:
             find_format(None, name=format, where=f"{OPTIONS_KEY}.format")
         self._key = _key(host, key_variable)

@@ -74,12 +74,12 @@ class VerifiersWorkflow:
             UserError: the interpreter or the package is missing, or a setting is out of range.
         """
         if endpoint not in ("chat", "tokens"):
-            raise UserError(f"endpoint must be chat or tokens, not {endpoint!r}", where=OPTIONS_KEY)
+            raise UserError(f"`endpoint` must be `chat` or `tokens`, not {endpoint!r}", where=OPTIONS_KEY)
         if endpoint == "tokens" and tokenizer is None:
             raise UserError(
                 "`endpoint: tokens` requires a tokenizer",
                 where=OPTIONS_KEY,
-                remedy="set tokenizer to a tokenizer folder",
+                remedy="set `tokenizer` to a tokenizer folder",
             )
         if not environment or not isinstance(environment, str):
             what = f"environment must be the name of a verifiers environment, not {environment!r}"

@@ -76,23 +76,23 @@ class AgentWorkflow:
         """
         if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
             raise UserError(
-                "command must be a list of strings",
+                "`command` must be a list of strings",
                 where=OPTIONS_KEY,
                 remedy="write, for example, command: [python, agent.py]",
             )
         words = command_of(command)
         if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
             raise UserError(
-                "preload must be a list of module names",
+                "`preload` must be a list of module names",
                 where=OPTIONS_KEY,
                 remedy="write, for example, preload: [openai]",
             )
         if reward not in ("scorer", "agent", "exit"):
-            raise UserError(f"reward must be scorer, agent or exit, not {reward!r}", where=OPTIONS_KEY)
+            raise UserError(f"`reward` must be `scorer`, `agent` or `exit`, not {reward!r}", where=OPTIONS_KEY)
         if thinking not in ("keep", "template"):
-            raise UserError(f"thinking must be keep or template, not {thinking!r}", where=OPTIONS_KEY)
+            raise UserError(f"`thinking` must be `keep` or `template`, not {thinking!r}", where=OPTIONS_KEY)
         if not timeout_s > 0:
-            raise UserError("timeout_s must be greater than 0", where=OPTIONS_KEY)
+            raise UserError("`timeout_s` must be greater than 0", where=OPTIONS_KEY)
         if format is not None:
             find_format(None, name=format, where=f"{OPTIONS_KEY}.format")
         self._programs: Programs = Preloaded(words, preload) if preload else Started(words)

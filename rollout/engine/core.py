@@ -157,7 +157,8 @@ class GenerationCore:
         newest = answer.request.prefix.last_version
         if newest > self.version:
             error = EngineError(
-                f"the prefix was sampled by version {newest}, but the engine has version {self.version}"
+                f"the answer so far was sampled by version {newest}, which is newer than version "
+                f"{self.version} of the engine"
             )
             self._ended.append((answer.ticket, error))
         return newest > self.version

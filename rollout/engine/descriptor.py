@@ -175,7 +175,9 @@ class EngineDescriptor:
             yield SettingProblem(
                 (OPTIONS_KEY, KIND_KEY),
                 what,
-                f"use rollout.engine.{self.section} instead" if self.section else "set options: {}",
+                f"use the settings in rollout.engine.{self.section} instead"
+                if self.section
+                else "remove these options",
             )
 
     def setting_problems(self, job: EngineJob) -> Iterator[SettingProblem]:

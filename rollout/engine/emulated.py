@@ -128,7 +128,10 @@ class EmulatedEngine:
             return outcome
         if request.prefix.last_version > self.version >= 0:
             newest = request.prefix.last_version
-            raise EngineError(f"the prefix was sampled by version {newest}, but the engine has version {self.version}")
+            raise EngineError(
+                f"the answer so far was sampled by version {newest}, which is newer than version "
+                f"{self.version} of the engine"
+            )
         self._advance()
         plan = self._planner.plan(request)
         if plan is None:

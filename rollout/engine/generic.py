@@ -121,17 +121,17 @@ class GenericDecoder:
             self._caches[target] = cache
 
     def share_rows(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        raise AssertionError("rows of the generic decoder cannot be shared")
+        raise AssertionError("the generic decoder cannot share KV cache entries between answers")
 
     @property
     def token_bytes(self) -> int:
         return 0
 
     def save_row(self, row: int, num_tokens: int) -> Any:
-        raise AssertionError("rows of the generic decoder cannot be copied")
+        raise AssertionError("the generic decoder cannot copy KV cache entries")
 
     def load_row(self, row: int, saved: Any, num_tokens: int) -> None:
-        raise AssertionError("rows of the generic decoder cannot be copied")
+        raise AssertionError("the generic decoder cannot copy KV cache entries")
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -190,7 +190,7 @@ class VersionLoader:
         self.loaded = None
         ended_s = self._tracer.now_s()
         self._tracer.complete("release_memory", started_s, ended_s, "versions", num_bytes=num_bytes)
-        log.info("released %d bytes in %.3f s", num_bytes, ended_s - started_s)
+        log.info("the engine released %d bytes of memory in %.3f s", num_bytes, ended_s - started_s)
         if self._release_number == number:
             self._release_number = None
         self._report(MemoryReleased(number=number, num_bytes=num_bytes, seconds=ended_s - started_s))
@@ -322,7 +322,7 @@ class VersionLoader:
         """Swap the version in and report it. Raises TransferBroken: nothing was reported, another transfer may work."""
         if self.loaded is not None and target.version <= self.loaded[0]:
             log.warning(
-                "going back from version %d to version %d of lineage %s", self.loaded[0], target.version, target.lineage
+                "returning from version %d to version %d of lineage %s", self.loaded[0], target.version, target.lineage
             )
             self._gate.set(-1)
             self._park_all()

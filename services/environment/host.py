@@ -228,10 +228,12 @@ class Host:
         settings = self._settings
         taken_mb = held.num_bytes >> 20
         if taken_mb > settings.max_episode_memory_mb:
-            what = f"used {taken_mb} MB, which is more than max_episode_memory_mb {settings.max_episode_memory_mb}"
+            what = f"the episode used {taken_mb} MB, which is more than max_episode_memory_mb "
+            f"{settings.max_episode_memory_mb}"
             self._fail(held, "crashed", what, is_left=True)
         elif held.num_files > settings.max_episode_files:
-            what = f"has {held.num_files} open files, which is more than max_episode_files {settings.max_episode_files}"
+            what = f"the episode has {held.num_files} open files, which is more than max_episode_files "
+            f"{settings.max_episode_files}"
             self._fail(held, "crashed", what, is_left=True)
         elif isinstance(outcome, Failed):
             self._fail(held, outcome.kind, outcome.reason)
@@ -267,7 +269,10 @@ class Host:
             self._num_hung_closes += 1
             rest = "; it is no longer called in this process" if self._num_hung_closes == MAX_HUNG_CLOSES else ""
             with contextlib.suppress(BaseException):  # the user's code may have closed or replaced it
-                print(f"`close` took longer than {self._settings.close_timeout_s:g} s{rest}", file=sys.stderr)
+                print(
+                    f"`close` of the environment took longer than {self._settings.close_timeout_s:g} s{rest}",
+                    file=sys.stderr,
+                )
         except BaseException as error:  # as in `_outcome`
             _shown(error)
         return None

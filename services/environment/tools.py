@@ -64,16 +64,16 @@ class ToolEnvironment:
             UserError: a tool that cannot be used, or an invalid bound.
         """
         if isinstance(tools, str) or not (tools or mcp):
-            what = f"tools must be a {'list' if mcp else 'non-empty list'}, not {tools!r}"
+            what = f"`tools` must be a {'list' if mcp else 'non-empty list'}, not {tools!r}"
             raise UserError(what, where=WHERE, remedy=f"write, for example, {EXAMPLE}{'' if mcp else '; or set mcp'}")
         if not isinstance(tools, list | tuple) or not all(isinstance(one, str) for one in tools):
             raise UserError(
-                f"tools must be a list of names, not {tools!r}", where=WHERE, remedy=f"write, for example, {EXAMPLE}"
+                f"`tools` must be a list of names, not {tools!r}", where=WHERE, remedy=f"write, for example, {EXAMPLE}"
             )
         if mcp is not None and not isinstance(mcp, Mapping):
             kind = type(mcp).__name__  # a value may contain a key
             remedy = "write a mapping of names to servers, for example {archive: {url: ...}}"
-            raise UserError(f"mcp must be a mapping, not {kind}", where=WHERE, remedy=remedy)
+            raise UserError(f"`mcp` must be a mapping, not {kind}", where=WHERE, remedy=remedy)
         _check_bounds(call_timeout_s, {"max_calls": max_calls, "max_result_chars": max_result_chars})
         self._call_timeout_s, self._max_calls, self._max_result_chars = call_timeout_s, max_calls, max_result_chars
         self._tools = dict(_loaded(tuple(tools)))

@@ -51,7 +51,7 @@ async def start_first(start: Callable[[], Awaitable[Started]]) -> Started:
     except Died as error:
         if not error.is_killed:
             raise
-        log.warning("%s while it was loading; starting another one", error.reason)
+        log.warning("%s while it was loading; starting another process", error.reason)
         return await start()
 
 
@@ -72,7 +72,7 @@ class OutputLog:
             sys.stderr.write(passed.decode(errors="replace"))
             self._room_bytes -= len(passed)
             if not self._room_bytes:
-                log.warning("%s print too much; their output is discarded for up to a minute", self._who)
+                log.warning("the output of %s exceeds the limit and is discarded for up to a minute", self._who)
         self.num_dropped_bytes += len(chunk) - len(passed)
 
 

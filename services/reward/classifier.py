@@ -51,7 +51,7 @@ class Classifier:
             self._tokenizer.pad_token = self._tokenizer.eos_token or self._tokenizer.unk_token
         if self._tokenizer.pad_token_id is None:
             what = f"the tokenizer of {options.path} has no padding token"
-            raise UserError(what, where=WHERE, remedy="set pad_token in its tokenizer_config.json")
+            raise UserError(what, where=WHERE, remedy="set pad_token in the tokenizer_config.json of the model")
         if self._head.is_per_token and not self._tokenizer.is_fast:
             what = f"the tokenizer of {options.path} does not report token offsets"
             raise UserError(what, where=WHERE, remedy="use a fast tokenizer (tokenizer.json)")

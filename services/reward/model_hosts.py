@@ -83,7 +83,10 @@ class ModelHosts:
                     continue
                 self.num_restarts += 1
                 if self.num_restarts > MAX_RESTARTS:
-                    raise OperationError(f"the process of the reward model {options.path} exited repeatedly")
+                    raise OperationError(
+                        f"processes of reward models exited more than {MAX_RESTARTS} times; the last one is "
+                        f"that of {options.path}"
+                    )
                 log.error("the process of the reward model %s exited with status %s and is restarted", options.path,
                           process.returncode)  # fmt: skip
                 self._processes[index] = _spawned(options)

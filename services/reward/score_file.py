@@ -86,7 +86,7 @@ def score_file(order: ScoreSpec, show: Callable[[ScoreStatus], None]) -> ScoreSt
     """
     settings = settings_of(order)
     if not order.source.is_file():
-        what = "is not a regular file" if order.source.exists() else "there is no such file"
+        what = "the input is not a regular file" if order.source.exists() else "there is no such file"
         raise UserError(what, where=str(order.source))
     if order.target.exists() and order.source.samefile(order.target):
         raise UserError(

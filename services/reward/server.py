@@ -85,7 +85,7 @@ class ServiceSpec:
     def of(spec: ProcessSpec) -> ServiceSpec:
         """The context of a process of a run. Raises UserError."""
         if spec.bind_address is None:
-            raise UserError("a reward service requires bind_address", where=spec.name)
+            raise UserError("the settings of the reward service contain no bind_address", where=spec.name)
         return ServiceSpec(
             name=spec.name,
             run_id=spec.run_id,
@@ -241,7 +241,11 @@ class RewardServer:
             if time.monotonic() - checked_s > LISTEN_S:
                 checked_s = time.monotonic()
                 for name in self._hub.silent(self._spec.silence_s):
-                    log.warning("%s has sent nothing for too long; it must register and send its requests again", name)
+                    log.warning(
+                        "%s has sent nothing for %g s, so it must register and send its requests again",
+                        name,
+                        self._spec.silence_s,
+                    )
                     self._hub.forget(name)
                     self._dismiss(name)  # a dead run must not occupy the pool
 
@@ -305,7 +309,7 @@ class RewardServer:
         if self._environments is not None:
             num_refused += self._environments.refuse_open()
         if num_refused:
-            log.warning("exiting with %d requests unanswered; their clients were notified", num_refused)
+            log.warning("exiting with %d unanswered requests; their clients have been notified", num_refused)
 
     def _num_open(self) -> int:
         return self._scheduler.num_open + (self._environments.num_open if self._environments is not None else 0)

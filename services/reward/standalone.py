@@ -161,7 +161,7 @@ def _as_mistake(error: Any, path: Path) -> UserError:
     if error["type"] != "extra_forbidden":
         return UserError(f"{key}: {error['msg']}", where=str(path), remedy="see docs/reference.md")
     near = difflib.get_close_matches(str(error["loc"][-1]), RewardSettings.model_fields, n=1)
-    return UserError(f"there is no key {key}", where=str(path), remedy=f"did you mean {near[0]}?" if near else "")
+    return UserError(f"there is no key `{key}`", where=str(path), remedy=f"did you mean {near[0]}?" if near else "")
 
 
 # ------------------------------------------------------------ status
@@ -177,7 +177,7 @@ def _status(arguments: argparse.Namespace) -> int:
         except OperationError as error:
             is_well = False
             facts: dict[str, Any] = {"address": address, "state": "unreachable", "reason": str(error)}
-            print(json.dumps(facts) if arguments.json else f"{address}: unreachable: {error}")
+            print(json.dumps(facts) if arguments.json else f"{address} is unreachable: {error}")
             continue
         if arguments.json:
             print(json.dumps({"address": address, **msgspec.to_builtins(stats)}))

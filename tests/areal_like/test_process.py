@@ -155,7 +155,7 @@ def test_process_whose_parent_is_gone_already_does_not_start(tmp_path: Path) -> 
     short.wait(timeout=WAIT_S)
     returncode, stderr = finish(start(tmp_path, "pass", spec=spec_file(tmp_path, parent_pid=short.pid)))
     assert returncode == -signal.SIGKILL
-    assert "has exited" in stderr[-1]
+    assert "has exited, so this process exits too" in stderr[-1]
 
 
 def test_first_cause_prefers_the_users_mistake() -> None:

@@ -130,7 +130,7 @@ def test_words_are_read_from_a_file(tmp_path: Path):
     (tmp_path / "words.txt").write_text("one\n\ntwo words\n")
     assert look("Two  words", {"kind": "words", "options": {"file": str(tmp_path / "words.txt")}})[1] == "words"
     (tmp_path / "empty.txt").write_text("\n")
-    for name, what in (("empty.txt", "the list contains no words"), ("missing.txt", "missing.txt")):
+    for name, what in (("empty.txt", "the word list contains no words"), ("missing.txt", "missing.txt")):
         with pytest.raises(UserError, match=what):
             look("a", {"kind": "words", "options": {"file": str(tmp_path / name)}})
 

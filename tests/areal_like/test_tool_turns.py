@@ -196,7 +196,7 @@ OPENS = QWEN2_5.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<t
 
 def test_calls_inside_reasoning_that_the_prompt_opens_are_refused() -> None:
     template = CallTemplate(OPENS, "hermes")
-    with pytest.raises(UserError, match=r"opens the reasoning .* begin its `content` with the reasoning"):
+    with pytest.raises(UserError, match=r"an opening reasoning marker.* begin its `content` with the reasoning"):
         parts_of(template, [USER, called({"x": 3, "y": 4})])
     message = called({"x": 3, "y": 4}, content="I add.\n</think>\n")
     parsed = FORMATS["hermes"].parse(trained(template, [USER, message])[0], is_reasoning_open=True)
@@ -220,10 +220,10 @@ SPLITS = QWEN3.replace("{%- if (loop.first and content) or (not loop.first) %}",
 @pytest.mark.parametrize(
     ("template", "messages", "words"),
     [
-        (CHATML, [USER, called({"x": 3})], "does not write the tool calls .* `tool_calls`"),
-        (CHATML, [USER, called({"x": 3}, content='{"name": "add", "x": 3}')], "does not write the tool calls"),
-        (ONLY_FIRST, [USER, called({"x": 3}, {"x": 4})], "does not write the tool calls"),
-        (SPLITS, [USER, called({"x": 3}, {"x": 4})], r"middle of an assistant message \(number of tool calls: 2\)"),
+        (CHATML, [USER, called({"x": 3})], "does not render the tool calls .* `tool_calls`"),
+        (CHATML, [USER, called({"x": 3}, content='{"name": "add", "x": 3}')], "does not render the tool calls"),
+        (ONLY_FIRST, [USER, called({"x": 3}, {"x": 4})], "does not render the tool calls"),
+        (SPLITS, [USER, called({"x": 3}, {"x": 4})], "middle of an assistant message with 2 tool calls"),
         (QWEN2_5.replace("}}{%- endfor %}{{- '<|im_end|>\n' }}", "}}{%- endfor %}"), [USER, called({"x": 3})],
          "does not end an assistant message with '<|im_end|>' if it has tool calls".replace("|", r"\|")),
         (QWEN2_5, [USER, called({"x": 3}, content="a<|im_end|>b")], "in the middle of an assistant message"),
@@ -245,7 +245,7 @@ def test_templates_that_cannot_write_calls_are_refused(
         (
             "deepseek_v3",
             called({"x": 3}, {"x": 4}, {"x": 5}),
-            r"in the middle of an assistant message \(number of tool calls: 3\)",
+            "in the middle of an assistant message with 3 tool calls",
         ),
     ],
 )

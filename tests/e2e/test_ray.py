@@ -170,7 +170,7 @@ def test_submitted_job_runs_in_its_seats_and_its_exit_status_is_the_runs(in_clus
     assert in_cluster.placement_groups() == []
     refused = ray_job(in_cluster, *entry, "num_steps=0", f"runs_dir={runs_dir}")
     assert refused.returncode != 0
-    assert "num_steps: must be greater than 0" in refused.stdout + refused.stderr
+    assert "num_steps: the value must be greater than 0" in refused.stdout + refused.stderr
 
 
 def test_nodes_that_die_are_named_one_that_joins_takes_their_processes_and_a_stopped_job_saves(

@@ -209,7 +209,7 @@ def test_an_answer_that_a_safety_stage_refuses_has_no_reward_and_one_that_it_mas
         assert [(one.verdict.kind, one.verdict.value) for one in done] == [
             ("refused", None), ("scored", 1.0), ("scored", 1.0)
         ]  # fmt: skip
-        assert done[0].verdict.reason == "refused by the safety stage words"
+        assert done[0].verdict.reason == "the answer was refused by the safety stage words"
         assert [one.response_text for one in done] == ["a bad [masked]", "a [masked]", "plain"]
         assert bench.counters == {
             "samples": 3.0, "verdict_refused": 1.0, "verdict_scored": 2.0, "safety_words_refuse": 1.0,

@@ -495,7 +495,7 @@ def test_a_refused_answer_is_not_scored_and_a_masked_one_is_scored_as_masked(ben
     bench.rewards = SimpleNamespace(score=score)  # type: ignore[assignment]
     run, answer = run_of(bench, fake), Answer(segment=segment(5), finish_reason="stop")
     refused = asyncio.run(run.score("a bad one", answer))
-    assert (refused.kind, refused.reason) == ("refused", "refused by the safety stage words")
+    assert (refused.kind, refused.reason) == ("refused", "the answer was refused by the safety stage words")
     assert asyncio.run(run.score("a secret", answer)).is_scored
     assert scored == ["a [masked]"]
 

@@ -28,7 +28,7 @@ def tokenizer() -> Any:
     [
         ({"max_turns": 0}, "max_turns and turn_tokens must be at least 1"),
         ({"turn_tokens": 0}, "max_turns and turn_tokens must be at least 1"),
-        ({"max_turns": 4097}, "max_turns is 4097, but at most 4096 are allowed"),
+        ({"max_turns": 4097}, "max_turns must be at most 4096, not 4097"),
     ],
 )
 def test_bounds_of_an_episode_are_checked_when_it_is_made(options: Any, words: str) -> None:

@@ -143,5 +143,5 @@ def test_a_checkpoint_is_refused_without_the_sampled_tokens_before_its_given_one
     made.given([5])
     checkpoint = made.checkpoint(1, b"")
     assert Transcript.restored(segment(7, 8, 9), checkpoint).tokens_T.tolist() == [1, 7, 8, 9, 5]
-    with pytest.raises(ValueError, match="a given token is at position 3, but there are only 2 sampled tokens"):
+    with pytest.raises(ValueError, match="a given token after 3 sampled tokens, but there are only 2"):
         Transcript.restored(segment(7, 8), checkpoint)

@@ -185,7 +185,7 @@ def test_damaged_checkpoints_are_named() -> None:
     state = TurnCheckpoint(
         given_places_G=np.array([9], np.int32), given_tokens_G=np.array([1], np.int32), num_turns=1, state=b"\xc0"
     )
-    with pytest.raises(UserError, match="a given token is at position 9, but there are only 2"):
+    with pytest.raises(UserError, match="a given token after 9 sampled tokens, but there are only 2"):
         turns(prefix=segment(1, 2), checkpoint=state).resumed(lambda text: np.zeros(0, np.int32))
     good = msgspec.structs.replace(state, given_places_G=np.array([0], np.int32), state=b"\xc1")
     with pytest.raises(UserError, match="cannot be read"):

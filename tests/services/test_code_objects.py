@@ -95,7 +95,7 @@ def test_objects_that_no_test_made_decide_nothing(test: str) -> None:
 
 def test_refused_decision_says_whose_type_it_was() -> None:
     assert why(POINT, "assert make(1) < make(2)") == (
-        "test 1: Refused: the result of a test must not be decided by an object of type V, which the program defines"
+        "test 1: Refused: an object of type V, which the program defines, must not determine the result of a test"
     )
 
 

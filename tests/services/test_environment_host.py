@@ -119,7 +119,7 @@ def test_the_episode_that_the_process_grew_most_for_is_known_and_forgotten_with_
     ("row", "words"),
     [
         ({"mb": 40}, "used 80 MB, which is more than max_episode_memory_mb 64"),
-        ({"files": 5}, "has 10 open files, which is more than max_episode_files 9"),
+        ({"files": 5}, "the episode has 10 open files, which is more than max_episode_files 9"),
     ],
 )
 def test_what_an_episode_takes_adds_up_and_ends_it(row: dict[str, int], words: str) -> None:
@@ -288,7 +288,7 @@ def test_close_that_hangs_is_interrupted_and_after_three_none_is_called(capsys: 
         stage.host.take(Close(episode=episode))
     assert Clinging.num_closed == 4
     assert stage.other_end.look().episode == NOBODY
-    assert capsys.readouterr().err.count("`close` took longer than 0.01 s") == 3
+    assert capsys.readouterr().err.count("`close` of the environment took longer than 0.01 s") == 3
     stage.begin(9)
     stage.act(9)
     stage.host.take(Close(episode=9))

@@ -216,8 +216,8 @@ def test_the_last_close_that_hangs_says_that_none_is_called_any_more(capsys: pyt
         stage.begin(episode)
         stage.host.take(Close(episode=episode))
     *first, last = capsys.readouterr().err.splitlines()
-    assert first == ["`close` took longer than 0.01 s"] * 2
-    assert last == "`close` took longer than 0.01 s; it is no longer called in this process"
+    assert first == ["`close` of the environment took longer than 0.01 s"] * 2
+    assert last == "`close` of the environment took longer than 0.01 s; it is no longer called in this process"
 
 
 def test_async_close_is_awaited_and_cancelled_past_its_time() -> None:

@@ -224,11 +224,11 @@ def test_a_server_that_is_not_there_is_named_without_its_key() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"url": "127.0.0.1:8000"}, "the option url is not a server address"),
-        ({"url": "ftp://h"}, "the option url is not a server address"),
-        ({"url": "http://h:99999"}, "the option url is not a server address"),
-        ({"url": 3}, "the option url is not a server address"),
-        ({"url": "http://h", "reset_columns": "task"}, "reset_columns must be a list of column names, not 'task'"),
+        ({"url": "127.0.0.1:8000"}, "the value of the option `url` is not the address of a server"),
+        ({"url": "ftp://h"}, "the value of the option `url` is not the address of a server"),
+        ({"url": "http://h:99999"}, "the value of the option `url` is not the address of a server"),
+        ({"url": 3}, "the value of the option `url` is not the address of a server"),
+        ({"url": "http://h", "reset_columns": "task"}, "`reset_columns` must be a list of column names, not 'task'"),
         ({"url": "http://h", "action": [1]}, "action must be a mapping, not [1]"),
         ({"url": "http://h", "pattern": "("}, "'(' is not a valid regular expression"),
     ],

@@ -90,8 +90,8 @@ def test_whatever_one_episode_does_to_its_process_the_others_see_nothing_of_it()
         "flood": "invalid: step: its observation has 1048576 bytes, more than 65536",
         "lie": "invalid: step: its `done` is not true or false but str",
         "nan": "invalid: step: its reward is not a finite number but nan",
-        "files": "crashed: has 100 open files, which is more than max_episode_files 64",
-        "memory": "crashed: used 64 MB, which is more than max_episode_memory_mb 48",
+        "files": "crashed: the episode has 100 open files, which is more than max_episode_files 64",
+        "memory": "crashed: the episode used 64 MB, which is more than max_episode_memory_mb 48",
     }
 
     async def scene(client: Client) -> None:

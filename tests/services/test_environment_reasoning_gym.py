@@ -62,7 +62,7 @@ def test_a_row_of_another_generator_is_a_failure_at_once() -> None:
         ({"max_attempts": 0}, "max_attempts must be a whole number from 1 to 64, not 0"),
         ({"max_attempts": True}, "from 1 to 64, not True"),
         ({"max_attempts": 65}, "a whole number from 1 to 64"),
-        ({"extract": "first"}, "extract must be tag, last_line or whole, not 'first'"),
+        ({"extract": "first"}, "`extract` must be `tag`, `last_line` or `whole`, not 'first'"),
     ],
 )
 def test_options_that_cannot_be_used_say_why(options: dict[str, Any], words: str) -> None:

@@ -95,17 +95,17 @@ def failures(step: Step) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"tools": "search"}, "tools must be a non-empty list, not 'search'"),
-        ({}, 'tools must be a non-empty list, not () -> write, for example, tools: ["my_tools:search"]; or set mcp'),
+        ({"tools": "search"}, "`tools` must be a non-empty list, not 'search'"),
+        ({}, '`tools` must be a non-empty list, not () -> write, for example, tools: ["my_tools:search"]; or set mcp'),
         ({"tools": ["python"], "call_timeout_s": float("inf")}, "greater than 0, not inf"),
         ({"tools": ["python"], "call_timeout_s": -1}, "greater than 0, not -1"),
         ({"tools": ["python"], "max_calls": True}, "max_calls must be a whole number of at least 1, not True"),
-        ({"tools": 5}, "tools must be a list of names, not 5 -> write, for example, tools: ["),
-        ({"tools": {"python": 1}}, "tools must be a list of names, not {'python': 1} -> write, for example,"),
-        ({"tools": ["python", 3]}, "tools must be a list of names, not ['python', 3]"),
+        ({"tools": 5}, "`tools` must be a list of names, not 5 -> write, for example, tools: ["),
+        ({"tools": {"python": 1}}, "`tools` must be a list of names, not {'python': 1} -> write, for example,"),
+        ({"tools": ["python", 3]}, "`tools` must be a list of names, not ['python', 3]"),
         (
             {"tools": ["python"], "mcp": ["web"]},
-            "mcp must be a mapping, not list -> write a mapping of names to servers",
+            "`mcp` must be a mapping, not list -> write a mapping of names to servers",
         ),
         (
             {"tools": ["python"], "call_timeout_s": "5"},
@@ -135,7 +135,7 @@ def test_option_of_a_wrong_type_is_one_sentence(options: dict[str, Any], sentenc
 def test_text_for_tools_is_refused_also_where_there_is_a_server() -> None:
     with pytest.raises(UserError) as raised:
         ToolEnvironment(tools="search", mcp={"archive": {"url": "http://127.0.0.1:1"}})
-    assert raised.value.what == "tools must be a list, not 'search'"
+    assert raised.value.what == "`tools` must be a list, not 'search'"
 
 
 def test_smallest_bounds_are_bounds() -> None:

@@ -212,7 +212,9 @@ def test_a_process_that_exits_repeatedly_ends_the_service(monkeypatch: pytest.Mo
         await hosts.start()
         await asyncio.wait_for(hosts.run(), LIMIT_S)
 
-    with pytest.raises(OperationError, match="the process of the reward model m exited repeatedly"):
+    with pytest.raises(
+        OperationError, match="processes of reward models exited more than 5 times; the last one is that of m"
+    ):
         asyncio.run(work())
     assert len(starts.made) == 1 + model_hosts.MAX_RESTARTS
     hosts.close()

@@ -63,7 +63,7 @@ def test_dropping_is_warned_of_once(clock: Callable[[float], None], caplog: pyte
     log.write(b"xx")
     log.write(b"xx")
     assert [record.message for record in caplog.records] == [
-        "scorers print too much; their output is discarded for up to a minute"
+        "the output of scorers exceeds the limit and is discarded for up to a minute"
     ]
 
 

@@ -95,7 +95,7 @@ def test_a_row_without_its_task_is_invalid() -> None:
         ({}, "tasks"),
         ({"tasks": {}}, "tasks"),
         ({"tasks": {"chain_summ": None}}, "did you mean chain_sum"),
-        ({"tasks": {"chain_sum": {"max_turns": 3}}}, "use its options: min_terms, max_terms"),
+        ({"tasks": {"chain_sum": {"max_turns": 3}}}, "use the options of the task: min_terms, max_terms"),
         ({"tasks": {"chain_sum": {"min_terms": 9, "max_terms": 3}}}, "rejects its configuration"),
         ({"tasks": {"chain_sum": {"seed": 3}}}, "cannot be set here; set data.seed"),
         ({"tasks": {"chain_sum": None}, "weights": {"other": 1}}, "`tasks` has no task of this name"),

@@ -45,8 +45,8 @@ def test_settings_are_a_file_of_their_own_or_a_section_of_a_run_config(tmp_path:
         ({"reward": [1]}, "has no `reward` section", "reward: {scorers"),
         ({"reward": {"num_workers": 0}}, "reward.num_workers: ", "docs/reference.md"),
         ({"reward": {"scorers": [{"kind": "math", "weight": "x"}]}}, "reward.scorers.0.weight: ", "docs/reference.md"),
-        ({"reward": {"num_wrokers": 1}}, "there is no key reward.num_wrokers", "did you mean num_workers?"),
-        ({"reward": {"zzz": 1}}, "there is no key reward.zzz", ""),
+        ({"reward": {"num_wrokers": 1}}, "there is no key `reward.num_wrokers`", "did you mean num_workers?"),
+        ({"reward": {"zzz": 1}}, "there is no key `reward.zzz`", ""),
         (
             {"reward": {"addresses": [ADDRESS]}},
             "reward.addresses has no effect on a standalone service",
@@ -202,7 +202,7 @@ def test_status_goes_on_after_a_service_that_does_not_answer_and_fails_in_the_en
     answering(monkeypatch, ADDRESS)
     assert main(["status", ADDRESS, "tcp://127.0.0.1:2"]) == 1
     first, *others = capsys.readouterr().out.splitlines()
-    assert first == f"{ADDRESS}: unreachable: nobody answers"
+    assert first == f"{ADDRESS} is unreachable: nobody answers"
     assert others[0].startswith("tcp://127.0.0.1:2: score")
 
 

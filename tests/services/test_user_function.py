@@ -70,9 +70,9 @@ def test_result_is_a_number_or_parts_with_a_value_or_a_reward(result: Any, compo
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("plain", "the kind is neither a built-in scorer nor of the form module:function"),
-        (":score", "the kind is neither a built-in scorer nor of the form module:function"),
-        ("my_rewards_module:", "the kind is neither a built-in scorer nor of the form module:function"),
+        ("plain", "`plain` is neither a built-in scorer nor of the form module:function"),
+        (":score", "`:score` is neither a built-in scorer nor of the form module:function"),
+        ("my_rewards_module:", "`my_rewards_module:` is neither a built-in scorer nor of the form module:function"),
         ("my_rewards_module:none", "has no attribute none"), ("my_rewards_module:number", "is not callable"),
         ("my_rewards_module:number.deep", "has no attribute number.deep"),
         ("no_such_module_here:score", r"cannot be imported \(ModuleNotFoundError"),

@@ -132,7 +132,7 @@ def test_an_adapter_is_not_loaded_on_another_base(saved: Path, tiny_model: MakeM
     with pytest.raises(UserError) as raised:
         load_adapter(saved, model, SETTINGS, other)
     assert str(raised.value) == (
-        f"{saved}: the checkpoint's adapter belongs to a base model other than /b"
+        f"{saved}: the adapter in the checkpoint was not trained on the base model /b"
         " -> resume with the model and model.dtype that the run started with"
     )
     load_adapter(saved, model, SETTINGS, BaseIdentity("/moved", "float32", {"w": 3}))

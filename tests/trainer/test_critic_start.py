@@ -37,7 +37,8 @@ def test_a_backend_that_trains_none_is_a_user_error(prepared: Path) -> None:
     with pytest.raises(UserError) as raised:
         make_critic(backend, setup_of(CriticSettings()), prepared, None, device="cpu")
     assert str(raised.value) == (
-        "trainer.critic: mine cannot train a critic -> use a different trainer.backend, or set trainer.critic: null"
+        "trainer.critic: mine cannot train a critic -> set trainer.backend to a backend that trains "
+        "critics, or set trainer.critic: null"
     )
 
 

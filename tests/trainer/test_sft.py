@@ -177,7 +177,7 @@ def test_a_conversation_of_one_turn_is_learnt_like_prompt_and_response() -> None
     ("changes", "template", "words"),
     [
         ({}, "{% for m in messages %}{{ m.content }};{% endfor %}", "does not end the assistant's turns"),
-        ({"tool_calls": [{"name": "f"}]}, CHATML, "does not write the tool calls"),
+        ({"tool_calls": [{"name": "f"}]}, CHATML, "does not render the tool calls"),
         ({"tool_calls": [{}]}, CHATML, "call 1 of `tool_calls` does not have the form"),
         ({"content": ""}, CHATML, "must be non-empty text"),
         ({"role": "user"}, CHATML, "must end with one"),

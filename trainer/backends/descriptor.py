@@ -183,7 +183,7 @@ class BackendDescriptor:
             yield SettingProblem(
                 (OPTIONS_KEY, KIND_KEY),
                 what,
-                f"use trainer.{self.section} instead" if self.section else "set backend_options: {}",
+                f"use the settings in trainer.{self.section} instead" if self.section else "remove these options",
             )
 
     def setting_problems(self, settings: TrainerSettings) -> Iterator[SettingProblem]:

@@ -85,7 +85,7 @@ class EmulatedBackend:
         return {}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
-        raise AssertionError("validation rejects settings that need gradients")
+        raise AssertionError("the emulated trainer does not compute gradients")
 
     def parts(self) -> list[Part]:
         """Return the tiny model's parts; no optimizer runs."""

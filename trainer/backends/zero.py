@@ -82,7 +82,7 @@ class ZeroBackend:
     # ------------------------------------------------------------ full tensors
 
     def move(self, device: torch.device) -> int:
-        raise AssertionError("validation rejects shared devices with DeepSpeed, whose state cannot be moved")
+        raise AssertionError("the state of DeepSpeed cannot be moved to another device")
 
     def full_weights(self) -> dict[str, torch.Tensor]:
         whole = {}
@@ -97,7 +97,7 @@ class ZeroBackend:
         return {name: parameter.detach() for name, parameter in self._named.items()}
 
     def own_gradients(self) -> dict[str, torch.Tensor]:
-        raise AssertionError("validation rejects settings that need gradients")
+        raise AssertionError("DeepSpeed does not provide its gradients")
 
     def parts(self) -> list[Part]:
         is_leader = self._setup.ranks.is_leader

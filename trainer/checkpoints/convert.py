@@ -261,4 +261,6 @@ def write_config(folder: Path, config: Mapping[str, Any], dtype: str) -> None:
 def refuse_filled(out: Path) -> None:
     """Raise UserError if the path exists and is not an empty folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError("the path already exists", where=str(out), remedy="choose a new folder")
+        raise UserError(
+            "the path exists and is not an empty folder", where=str(out), remedy="choose a new or empty folder"
+        )

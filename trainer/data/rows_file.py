@@ -35,7 +35,7 @@ def read_objects(path: Path, *, row_words: str) -> list[Line]:
         lines = path.read_text(encoding="utf-8").split("\n")  # a string may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"the file cannot be read ({error})", where=str(path), remedy="specify a JSONL file in UTF-8"
+            f"the file cannot be read ({error})", where=str(path), remedy="specify a readable JSONL file in UTF-8"
         ) from error
     found = []
     for number, text in enumerate(lines, start=1):

@@ -34,12 +34,18 @@ def _of_sample(sample: BatchSample, model: str) -> np.ndarray:
     for trajectory in sample.trajectories:
         if trajectory.teacher_logprobs_T is None:
             what = f"{which} has no log-probs of the teacher `{model}`, because it was generated without this setting"
-            raise UserError(what, where=KEY, remedy="start a new run; its samples will have these log-probs")
+            raise UserError(
+                what, where=KEY, remedy="start a new run, whose samples will have the log-probs of the teacher"
+            )
         found.append(trajectory.teacher_logprobs_T[trajectory.loss_mask_T])
     logprobs_N = np.concatenate(found)
     is_bad_N = ~np.isfinite(logprobs_N)
     if is_bad_N.any():
         place = int(is_bad_N.argmax())
         what = f"{which}: the log-prob of sampled token {place} under the teacher `{model}` is {logprobs_N[place]}"
-        raise UserError(what, where=KEY, remedy="check the weights of the teacher, and its dtype in rollout.models")
+        raise UserError(
+            what,
+            where=KEY,
+            remedy="check the weights of the teacher model, and the dtype of this model in rollout.models",
+        )
     return logprobs_N

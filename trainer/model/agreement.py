@@ -82,7 +82,7 @@ def check(
             f"the log-probs of {type(model).__name__} differ by {difference:.3g} nats between packed sequences and "
             f"single sequences ({choice.name} attention)",
             where="model",
-            remedy="use a different model, because this architecture cannot be trained on packed sequences",
+            remedy="use a different architecture, such as Qwen3 or Llama, which can be trained on packed sequences",
         )
     return difference
 
@@ -109,7 +109,9 @@ def _packed(
         what = f"{type(model).__name__} ({type(error).__name__}: {first_line(error)})"
         if choice.name == "sdpa":
             raise UserError(
-                f"packed sequences are not supported by {what}", where="model", remedy="use a different model"
+                f"packed sequences are not supported by {what}",
+                where="model",
+                remedy="use a different model, such as a Qwen3 or Llama model",
             ) from error
         raise UserError(
             f"{choice.name} attention does not support {what}",

@@ -134,16 +134,16 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
             f"{config.model_type} uses sliding-window attention with a window of {config.sliding_window} tokens, which "
             "packed training does not support",
             where="model",
-            remedy="set sliding_window to null in its config.json if your sequences are shorter, or use a different "
-            "model",
+            remedy="set sliding_window to null in the config.json of the model if your sequences are shorter than the "
+            "window, or use a different model",
         )
     if getattr(config, "attn_temperature_tuning", False):
         raise UserError(
             f"{config.model_type} scales attention by a token's position in the packed row instead of in its sequence, "
             "which gives wrong results",
             where="model",
-            remedy="set attn_temperature_tuning to false in its config.json if your sequences are shorter than its "
-            "floor_scale, or use a different model",
+            remedy="set attn_temperature_tuning to false in the config.json of the model if your sequences are shorter "
+            "than floor_scale, or use a different model",
         )
     if choice.name != "sdpa":
         _check_heads(config, choice)
@@ -162,7 +162,7 @@ def attach(model: PreTrainedModel, choice: AttentionChoice) -> None:
         raise UserError(
             f"{type(model).__name__} does not allow its attention to be replaced",
             where="model",
-            remedy="use a different model",
+            remedy="use a different model, such as a Qwen3 or Llama model",
         )
 
 
@@ -244,7 +244,7 @@ def _refuse_unsupported(
     name = type(module).__name__
     if segments is None:
         raise UserError(
-            f"{name} did not pass on the boundaries of the packed sequences",
+            f"{name} does not pass the boundaries of packed sequences to its attention layers",
             where="model",
             remedy="use a different model; the transformers class of this model drops unknown keyword arguments",
         )
@@ -252,7 +252,7 @@ def _refuse_unsupported(
         raise UserError(
             f"{name} creates its own attention mask, which packed training does not support",
             where="model",
-            remedy="use a different model",
+            remedy="use a different model, such as a Qwen3 or Llama model",
         )
     assert query.shape[0] == 1, "packed sequences must be in one row"
     assert query.shape[2] == segments.num_own, "the boundaries belong to another batch (or a cache is in use)"
@@ -270,7 +270,7 @@ def _refuse_unsupported(
             raise UserError(
                 f"{name} requires {option}, which packed training does not support",
                 where="model",
-                remedy="use a different model",
+                remedy="use a different model, such as a Qwen3 or Llama model",
             )
 
 

@@ -146,7 +146,11 @@ def _check_model_type(model_type: Any, *, where: str) -> None:
     if model_type not in CONFIG_MAPPING_NAMES:
         near = difflib.get_close_matches(model_type, list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "use a causal language model, e.g. qwen3"
-        raise UserError(f"transformers does not know model_type {model_type!r}", where=where, remedy=hint)
+        raise UserError(
+            f"the installed version of transformers does not support model_type {model_type!r}",
+            where=where,
+            remedy=hint,
+        )
 
 
 def _check_causal_lm(config: PretrainedConfig, *, where: str) -> None:
@@ -158,7 +162,7 @@ def _check_causal_lm(config: PretrainedConfig, *, where: str) -> None:
         raise UserError(
             f"{what} is not a causal language model",
             where=where,
-            remedy="use a model whose class name ends in ForCausalLM",
+            remedy="use a causal language model, whose class name ends with ForCausalLM",
         )
 
 
@@ -179,7 +183,7 @@ def config_from_init(init: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
     for key in sorted(set(keys) - known):
         near = difflib.get_close_matches(key, sorted(known), n=1)
         hint = f"did you mean {near[0]}?" if near else f"see transformers' {model_type} config"
-        raise UserError(f"the config of {model_type} has no such setting", where=f"model.init.{key}", remedy=hint)
+        raise UserError(f"the config of {model_type} has no setting `{key}`", where=f"model.init.{key}", remedy=hint)
     num_tokens = len(tokenizer)
     num_rows = keys.setdefault("vocab_size", num_tokens)
     if isinstance(num_rows, int) and num_rows < num_tokens:
@@ -272,7 +276,7 @@ def _check_all_loaded(report: Mapping[str, Any], folder: Path, made: Sequence[st
         raise UserError(
             f"config.json does not match the weights: {'; '.join(wrong[:3])}{more}",
             where=str(folder),
-            remedy="download both again from the same source, or correct config.json",
+            remedy="download the weights and config.json again from the same source, or correct config.json",
         )
 
 

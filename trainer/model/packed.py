@@ -67,7 +67,7 @@ class PackedSequences:
         positions_T = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
         predicted_N = np.flatnonzero(mask_T)
         if not len(predicted_N):
-            raise ValueError("the loss masks leave no tokens to predict")
+            raise ValueError("the loss masks select no tokens")
         sources_N = predicted_N - 1
         prediction_T = np.zeros(len(flat_T), np.int64)
         prediction_T[sources_N] = np.arange(len(sources_N))

@@ -94,7 +94,9 @@ def advantages_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.n
             f"{settings.kind} returned an array of shape {list(result.shape)} for {num_samples} samples with "
             f"{num_tokens} tokens"
         )
-        raise UserError(what, where="trainer.advantage.kind", remedy="return one number per sample, or per token")
+        raise UserError(
+            what, where="trainer.advantage.kind", remedy="return one advantage per sample, or one per token"
+        )
     _check_finite(result, "an advantage", settings)
     if len(result) == num_samples != len(samples.rewards_B):
         result = np.repeat(result, seen.lengths_B)
@@ -112,7 +114,7 @@ def targets_of(samples: RewardedSamples, settings: AdvantageSettings) -> np.ndar
     result = np.asarray((advantage.targets or _returns)(seen, options))
     if result.shape != (num_tokens := int(samples.lengths_B.sum()),):
         what = f"{settings.kind} returned targets of shape {list(result.shape)} for {num_tokens} tokens"
-        raise UserError(what, where="trainer.advantage.kind", remedy="return one number per token")
+        raise UserError(what, where="trainer.advantage.kind", remedy="return one target per token")
     _check_finite(result, "a target", settings)
     return result.astype(np.float32)
 
@@ -126,7 +128,9 @@ def _returns(samples: RewardedSamples, options: Any) -> np.ndarray:
 def _check_finite(result: np.ndarray, noun: str, settings: AdvantageSettings) -> None:
     if not np.isfinite(result).all():
         what = f"{settings.kind} returned {noun} that is not finite"
-        raise UserError(what, where="trainer.advantage.kind", remedy="make sure that no divisor is close to 0")
+        raise UserError(
+            what, where="trainer.advantage.kind", remedy="check the function for divisions by 0 and for overflows"
+        )
 
 
 def spread(advantages: np.ndarray, trajectory_lengths_B: Sequence[Sequence[int]]) -> list[np.ndarray]:

@@ -58,7 +58,7 @@ def _continued(where: str, row: Mapping[str, Any], prompt: Any, answer: Any, key
         return Demonstration(where, {"prompt": prompt, "response": answer})
     if isinstance(prompt, str) or isinstance(answer, str):
         what = f"`prompt` and `{key}` are of different types"
-        raise UserError(what, where=where, remedy="write both as text, or both as lists of {role, content}")
+        raise UserError(what, where=where, remedy="write both columns as text, or both as lists of {role, content}")
     given = _checked_messages(prompt, "prompt", where)
     messages = _checked_messages(answer, key, where)
     if messages[-1]["role"] != "assistant":

@@ -166,7 +166,7 @@ class WeightSender:
         if self._rounds is not None:
             self._rounds.join(peer, request)
             return
-        refused = NoGroup(version=request.version, lineage=request.lineage, reason="there is no process group")
+        refused = NoGroup(version=request.version, lineage=request.lineage, reason="the trainer has no process group")
         self._hub.send(peer, refused)
 
     def _send_chunk(self, peer: str, request: ChunkRequest) -> None:

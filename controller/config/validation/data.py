@@ -29,23 +29,27 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         sources.append((eval_key(name, config.data), source))
     for name in config.data.eval_sets:
         if re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", name) is None:
-            what = "is not a valid name for an evaluation set, because the name becomes part of metric names"
-            yield Problem((f"data.eval_sets.{name}",), what, "use up to 40 characters: letters, digits, _, . and -")
+            what = f"`{name}` cannot be used in metric names, so it is not a valid name for an evaluation set"
+            yield Problem((f"data.eval_sets.{name}",), what, "use a name of up to 40 letters, digits, _, . and -")
     if config.data.red_team is not None:
         if not config.data.accuracy_sets:
             yield Problem(
                 ("data.red_team", "data.eval"),
-                "is evaluated together with data.eval, which is not set",
+                "this set is evaluated together with data.eval, which is not set",
                 "set data.eval",
             )
         if RED_TEAM in config.data.eval_sets:
-            what = "is the name of the set data.red_team"
+            what = "this name is reserved for the set data.red_team"
             yield Problem((f"data.eval_sets.{RED_TEAM}",), what, "choose a different name")
     elif config.rollout.red_team != RedTeamSettings():
-        yield Problem(("rollout.red_team", "data.red_team"), "has no effect without data.red_team", "set data.red_team")
+        yield Problem(
+            ("rollout.red_team", "data.red_team"),
+            "this section has no effect without data.red_team",
+            "set data.red_team",
+        )
     if config.data.eval is not None and config.data.eval_sets:
         what = "data.eval and data.eval_sets are mutually exclusive"
-        yield Problem(("data.eval_sets", "data.eval"), what, "set only one of the two")
+        yield Problem(("data.eval_sets", "data.eval"), what, "set only data.eval or only data.eval_sets")
     if config.eval.num_samples > 1 and config.eval.temperature == 0:
         what = "the answers of a greedy policy to one prompt are identical"
         yield Problem(("eval.num_samples", "eval.temperature"), what, "set eval.temperature above 0, for example 1.0")
@@ -55,7 +59,7 @@ def data_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _source(path, source)
         yield from _chat(path, source, config)
     if config.data.train.stages and config.data.train.kind not in ("path", ""):
-        what = f"can only clean files, but the rows come from a {config.data.train.kind}"
+        what = f"this section can only clean files, but the rows come from a {config.data.train.kind}"
         remedy = "write the rows to a file, and set data.train.path"
         yield Problem(("data.train.stages", f"data.train.{config.data.train.kind}"), what, remedy)
     yield from _follow(config)
@@ -84,14 +88,16 @@ def _follow(config: RunConfig) -> Iterator[Problem]:
     train, key = config.data.train, "data.train.follow"
     if not train.follow:
         if train.new_share is not None:
-            yield Problem(("data.train.new_share", key), "has no effect without data.train.follow", f"set {key}: true")
+            yield Problem(
+                ("data.train.new_share", key), "this key has no effect without data.train.follow", f"set {key}: true"
+            )
         return
     # Whether it is a folder is found when it is read; a folder may have a dot in its name.
     if train.path is None or train.path.endswith(_NOT_FOLLOWED) or any(sign in train.path for sign in "*?["):
         yield Problem(
             (key, "data.train.path"),
             "this key requires a single .jsonl file to which lines are appended, or a folder of such files",
-            "set data.train.path to that file or folder",
+            "set data.train.path to a .jsonl file, or to a folder of .jsonl files",
         )
     others = {
         "data.train.stages": bool(train.stages), "data.train.limit": train.limit is not None,
@@ -103,7 +109,7 @@ def _follow(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 (key, other),
                 f"{key} and {other} are mutually exclusive",
-                f"remove one of the two keys; {other} requires all rows to be known at the start",
+                f"remove {key} or {other}; {other} requires all rows to be known at the start",
             )
 
 
@@ -118,11 +124,11 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         )
         return
     if len(given) > 1:
-        yield Problem(keys, f"{' and '.join(given)} are mutually exclusive", "set only one of them")
+        yield Problem(keys, f"{' and '.join(given)} are mutually exclusive", f"set only {' or only '.join(given)}")
         return
     kind = given[0]
     if not getattr(source, kind):
-        yield Problem((f"{path}.{kind}",), "is empty")
+        yield Problem((f"{path}.{kind}",), "the value is empty", "set a value, or remove this key")
     meaningless = {"path": ("split", "config", "options"), "dataset": ("options",), "generator": ("config", "columns")}
     for key in meaningless[kind]:
         if getattr(source, key):
@@ -137,11 +143,13 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         elif source.columns[key] is None and key != "answer":
             yield Problem(
                 (f"{path}.columns.{key}",),
-                "must be the name of a column",
-                "only `answer` may be null, for rows without answers",
+                "the value must be the name of a column",
+                "set the name of a column; only `answer` may be null, for rows without answers",
             )
     if {"prompt", "messages"} <= source.columns.keys():
-        yield Problem((f"{path}.columns",), "prompt and messages are mutually exclusive", "set only one of them")
+        yield Problem(
+            (f"{path}.columns",), "prompt and messages are mutually exclusive", "set only prompt or only messages"
+        )
     if (
         kind == "generator"
         and source.generator
@@ -160,7 +168,7 @@ def _source(path: str, source: DataSource) -> Iterator[Problem]:
         yield Problem(
             (f"{path}.template",),
             f"this key defines the prompt, but {path}.columns defines it too",
-            "remove one of the two definitions",
+            f"remove this key, or remove prompt and messages from {path}.columns",
         )
     if source.template is not None and (fault := templates.fault_of(source.template)):
         yield Problem((f"{path}.template",), fault, "write column names in double braces: {{ name }}")
@@ -173,16 +181,16 @@ def _chat(path: str, source: DataSource, config: RunConfig) -> Iterator[Problem]
     for key in keys:
         name = f"{path}.{key}"
         if template is not None:
-            what = "requires the chat template, which rollout.prompt_template replaces"
+            what = "this key requires the chat template, which rollout.prompt_template replaces"
             yield Problem((name, "rollout.prompt_template"), what, "set rollout.prompt_template: null")
         if config.model.tokenizer in set(BUILT_IN_TOKENIZERS) - set(BUILT_IN_CHAT_TOKENIZERS):
-            what = f"requires a chat template, but {config.model.tokenizer} has none"
+            what = f"this key requires a chat template, but {config.model.tokenizer} has none"
             yield Problem(
                 (name, "model.tokenizer"), what, "remove this key, or choose a tokenizer with a chat template"
             )
         if key == "system_prompt" and workflow in ("agent", "verifiers", "traffic") and path != "warm_start.data":
-            what = f"has no effect with rollout.workflow: {workflow}, whose programs create the messages"
+            what = f"this key has no effect with rollout.workflow: {workflow}, whose programs create the messages"
             yield Problem((name, "rollout.workflow"), what, "remove this key")
     for word in source.chat_template_kwargs.keys() & set(RESERVED_KWARGS):
-        what = "is an argument of the chat template that this program sets itself"
+        what = "areal_like sets this argument of the chat template itself"
         yield Problem((f"{path}.chat_template_kwargs.{word}",), what, "remove this key")

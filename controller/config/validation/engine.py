@@ -89,11 +89,13 @@ def emulation_problems(config: RunConfig) -> Iterator[Problem]:
             "set trainer.ranks: 1, and set emulation.trainer_gpus to the number of GPUs",
         )
     if config.trainer.loss.kl_coef > 0:
-        yield Problem(("trainer.loss.kl_coef", "emulation"), "a reference model cannot be emulated", "set kl_coef: 0")
+        yield Problem(
+            ("trainer.loss.kl_coef", "emulation"), "emulated devices cannot run a reference model", "set kl_coef: 0"
+        )
     if config.sampling.forced_lengths is not None:
         yield Problem(
             ("sampling.forced_lengths", "emulation"),
-            "with emulation, answer lengths are already sampled from a distribution",
+            "forced answer lengths have no effect on emulated devices, which sample lengths from `emulation`",
             "set emulation.mean_tokens instead",
         )  # fmt: skip
     for key, name, find in (("gpu", emulation.gpu, gpu_named), ("model", emulation.model, model_named)):
@@ -188,7 +190,7 @@ def _traffic_problems(config: RunConfig) -> Iterator[Problem]:
         what = f"each conversation takes place only once, so there cannot be {config.group_size} samples of it"
         yield Problem(("group_size", "rollout.workflow"), what, "set group_size: 1")
     if config.data.train.generator != "traffic":
-        what = "has no effect with the workflow `traffic`, because clients write the messages"
+        what = "this section has no effect with the workflow `traffic`, because clients write the messages"
         yield Problem(("data.train", "rollout.workflow"), what, "set data.train: {generator: traffic}")
     for name, is_given, remedy in (
         ("data.eval", bool(config.data.eval_sources), "remove this setting"),
@@ -197,7 +199,8 @@ def _traffic_problems(config: RunConfig) -> Iterator[Problem]:
         ("reward.environment", config.reward.environment is not None, "remove this setting"),
     ):
         if is_given:
-            what = "has no effect with the workflow `traffic`, because prompts and rewards come from clients"
+            what = "this setting has no effect with the workflow `traffic`, because prompts and rewards "
+            "come from clients"
             yield Problem((name, "rollout.workflow"), what, remedy)
     if config.rollout.safety:
         what = "the workflow `traffic` answers clients directly, so safety stages cannot block or mask answers"
@@ -258,6 +261,6 @@ def rollout_problems(config: RunConfig) -> Iterator[Problem]:
     if template is not None and PLACEHOLDER not in template:
         yield Problem(
             ("rollout.prompt_template",),
-            "the template has no placeholder for the prompt",
+            "the template contains no placeholder for the prompt",
             f"add {PLACEHOLDER} to the template",
         )

@@ -38,6 +38,6 @@ def evaluation_problems(config: RunConfig) -> Iterator[Problem]:
     if checkpoint.best is not None and checkpoint.every_s is None:
         every = checkpoint.every_steps
         if not every or config.eval.every_steps % every:
-            what = "requires a checkpoint of every evaluated version"
+            what = "this key requires a checkpoint of every evaluated version"
             remedy = "set trainer.checkpoint.every_steps to a divisor of eval.every_steps"
             yield Problem(("trainer.checkpoint.best", "trainer.checkpoint.every_steps"), what, remedy)

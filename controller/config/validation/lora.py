@@ -35,7 +35,7 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
             ("trainer.lora", "trainer.backend"), what, f"set trainer.backend to {' or '.join(able)}, or set lora: null"
         )
     if config.emulation is not None:
-        yield Problem(("trainer.lora", "emulation"), "training an adapter cannot be emulated", "set lora: null")
+        yield Problem(("trainer.lora", "emulation"), "emulated devices cannot train an adapter", "set lora: null")
     if lora.publish == "adapter" and config.trainer.weights.transfer.needs_process_group:
         yield Problem(
             (PUBLISH_KEY, "trainer.weights.kind"),
@@ -48,7 +48,7 @@ def lora_problems(config: RunConfig) -> Iterator[Problem]:
 def no_target_problems(key: str, adapter: AdapterSettings) -> Iterator[Problem]:
     """An adapter on nothing. key: of its section."""
     if not adapter.targets:
-        what = "lists no module, so nothing would be trained"
+        what = "the list contains no module, so nothing would be trained"
         yield Problem((f"{key}.targets",), what, f"set targets: [{ALL_LINEAR}]")
 
 

@@ -61,7 +61,7 @@ def _model_problems(config: RunConfig, key: str, model: CalledModelSettings) -> 
         yield Problem((f"{key}.path", f"{key}.source", key), what, remedy)
         return
     if model.path == "":
-        yield Problem((f"{key}.path",), "is empty", "specify a Hugging Face model folder")
+        yield Problem((f"{key}.path",), "the value is empty", "specify a Hugging Face model folder")
     if model.refresh_every is not None and model.source != "policy":
         what = "only a copy of the policy can be refreshed"
         yield Problem((f"{key}.refresh_every", f"{key}.source"), what, "set source: policy, or remove refresh_every")
@@ -86,7 +86,7 @@ def _adapter_problems(key: str, model: CalledModelSettings) -> Iterator[Problem]
     if model.adapter is None:
         return
     if model.adapter == "":
-        yield Problem((f"{key}.adapter",), "is empty", "specify the folder of an adapter in peft's format")
+        yield Problem((f"{key}.adapter",), "the value is empty", "specify the folder of an adapter in peft's format")
     if model.source == "policy":
         what = "an adapter requires a frozen base model, but the policy changes during training"
         yield Problem((f"{key}.adapter", f"{key}.source"), what, "set source: start or a path, or remove the adapter")
@@ -103,7 +103,9 @@ def _weights_problems(config: RunConfig, key: str, model: CalledModelSettings) -
     if model.device is not None and not is_device(model.device):
         yield Problem((f"{key}.device",), f"there is no device `{model.device}`", "use cpu, cuda or cuda:N")
     if config.emulation is not None:
-        yield Problem((key, "emulation"), "a model with separate weights cannot be emulated", "set emulation: null")
+        yield Problem(
+            (key, "emulation"), "emulated devices cannot run a model with separate weights", "set emulation: null"
+        )
     if config.is_colocated:
         what = "a model with separate weights does not release its memory while the trainer uses the devices"
         yield Problem((key, "placement"), what, "set placement: disaggregated")

@@ -141,7 +141,7 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _pair_problems(config)
     built_in = ADVANTAGES.get(advantage.kind)
     if has_teacher and built_in is not None and not built_in.needs_teacher:
-        what = f"is not used with trainer.advantage.kind: {advantage.kind}"
+        what = f"this section is not used with trainer.advantage.kind: {advantage.kind}"
         users = " or ".join(name for name, one in ADVANTAGES.items() if one.needs_teacher)
         yield Problem(
             ("trainer.teacher", "trainer.advantage.kind"),
@@ -202,7 +202,7 @@ def critic_problems(config: RunConfig) -> Iterator[Problem]:
         what = f"{trainer.backend} cannot train a critic"
         yield Problem(("trainer.critic", "trainer.backend"), what, f"set trainer.backend to {' or '.join(able)}")
     if config.emulation is not None:
-        yield Problem(("trainer.critic", "emulation"), "training a critic cannot be emulated", "set critic: null")
+        yield Problem(("trainer.critic", "emulation"), "emulated devices cannot train a critic", "set critic: null")
 
 
 def _as_problems(faults: Iterable[Fault]) -> Iterator[Problem]:

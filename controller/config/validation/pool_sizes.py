@@ -191,5 +191,5 @@ def placement_problems(config: RunConfig) -> Iterator[Problem]:
             ("placement", "trainer.device", "rollout.engine.device"),
             "`colocated` requires the trainer and the engines to use the same kind of device, but the trainer is on "
             f"{trainer.device} and the engines are on {engine.device}",
-            "set both to the same kind of device, or placement: disaggregated",
+            "set trainer.device and rollout.engine.device to the same kind of device, or set placement: disaggregated",
         )

@@ -116,7 +116,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
         if not isinstance(model.init.get("model_type"), str):
             yield Problem(
                 ("model.init",),
-                "must contain `model_type`",
+                "the config must contain `model_type`",
                 "set, for example, {model_type: qwen3, hidden_size: 128, ...}",
             )
         if model.tokenizer == "from_model":
@@ -126,7 +126,7 @@ def model_problems(model: ModelSettings) -> Iterator[Problem]:
                 f"set model.tokenizer to a tokenizer folder, or to {' or '.join(BUILT_IN_TOKENIZERS)}",
             )
     if model.path == "":
-        yield Problem(("model.path",), "is empty", "specify a Hugging Face model folder or Hub name")
+        yield Problem(("model.path",), "the value is empty", "specify a Hugging Face model folder or Hub name")
     if model.tokenizer.startswith("characters:") and model.tokenizer not in BUILT_IN_TOKENIZERS:
         yield Problem(
             ("model.tokenizer",),
@@ -232,7 +232,7 @@ def _samples_in_flight(config: RunConfig) -> Iterator[Problem]:
         keys,
         f"{formula} allows {samples:,} samples in flight; their state alone, without tokens, requires at least "
         f"{size_text(samples * limits.SAMPLE_BYTES)} of memory in the controller",
-        f"reduce one of these settings, so that at most {limits.SAMPLES_IN_FLIGHT:,} samples are in flight",
+        f"reduce one of {', '.join(keys)}, so that at most {limits.SAMPLES_IN_FLIGHT:,} samples are in flight",
     )
 
 
@@ -344,7 +344,7 @@ def _callbacks(config: RunConfig) -> Iterator[Problem]:
 def _metrics(config: RunConfig) -> Iterator[Problem]:
     metrics, launch = config.metrics, config.launch
     if metrics.tensorboard == "":
-        yield Problem(("metrics.tensorboard",), "is empty", "set this key to true, or to a folder")
+        yield Problem(("metrics.tensorboard",), "the value is empty", "set this key to true, or to a folder")
     endpoint = metrics.prometheus
     if endpoint is not None and endpoint.port and endpoint.port == launch.port:
         yield Problem(

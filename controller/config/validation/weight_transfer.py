@@ -34,12 +34,12 @@ def transfer_problems(config: RunConfig) -> Iterator[Problem]:
     if is_across_hosts and transfer.needs_shared_dir and weights.shared_dir is None:
         yield Problem(
             ("trainer.weights.shared_dir", "launch.kind"),
-            "workers on other hosts require a folder that all hosts can access",
-            "specify such a folder, or set trainer.weights.kind: stream",
+            "workers on other hosts can read weights only from a folder that all hosts share",
+            "specify a folder that all hosts share, or set trainer.weights.kind: stream",
         )
     yield from _keys_of_others(config, transfer)
     if weights.shared_dir == "" and "shared_dir" in transfer.own_keys:
-        yield Problem(("trainer.weights.shared_dir",), "is empty", "specify a folder, or null")
+        yield Problem(("trainer.weights.shared_dir",), "the path of the folder is empty", "specify a folder, or null")
     for keys, is_asked, limit in _limits(config, transfer, is_across_hosts):
         if is_asked and limit is not None:
             yield Problem(keys, limit.reason, limit.remedy)

@@ -96,7 +96,7 @@ def _received_per_s(machine: Machine, num_bytes: int) -> list[float]:
         sender.join(SENDER_S)  # the next measurement must not compete with this process
         return rates
     except zmq.Again as error:
-        raise OperationError("messages over loopback stopped arriving") from error
+        raise OperationError("messages over the loopback interface stopped arriving") from error
     finally:
         context.destroy(linger=0)
 

@@ -143,7 +143,7 @@ def locks(machine: Machine) -> Finding:
             return problem(f"files cannot be locked ({error.strerror})", LOCAL)
         return _not_written(error)
     if not is_exclusive:
-        return warning("two processes can hold the same lock, so two controllers could write to one run", LOCAL)
+        return warning("file locks do not work in this folder, so two controllers could write to the same run", LOCAL)
     return ok("a second lock on the same file is rejected, as required")
 
 

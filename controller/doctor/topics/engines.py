@@ -45,7 +45,10 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
             try:
                 there = json.loads(ran.out)
             except ValueError:
-                return warning(f"{own} does not work: {ran.fault or 'no output'}", f"rebuild that environment: {how}")
+                return warning(
+                    f"the interpreter {own} does not work: {ran.fault or 'no output'}",
+                    f"rebuild the environment of {title}: {how}",
+                )
             if package not in there:
                 return warning(
                     f"{title} is not installed in the environment of {own}", f"{own.parent}/pip install '{entry.text}'"
@@ -53,7 +56,7 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
             if "torch" not in there:
                 return warning(
                     f"{title} is installed in the environment of {own}, but torch is not",
-                    f"rebuild that environment: {how}",
+                    f"rebuild the environment of {title}: {how}",
                 )
             found = there[package]
             words = f"{found} in {own.parents[1]} (torch {there['torch']})"
@@ -68,7 +71,7 @@ def own_environment(title: str, *, python: str, package: str, build: str) -> Cal
         if not entry.admits(found):
             return warning(
                 f"{words}; {known} is the tested version",
-                f"install the tested version in that environment: pip install '{entry.text}'",
+                f"install the tested version in the same environment: pip install '{entry.text}'",
                 **data,
             )
         return ok(words, **data)

@@ -31,7 +31,7 @@ def open_files(machine: Machine) -> Finding:
     if soft < QUICKSTART_FILES:
         return problem(words, raise_it, **data)
     if soft < GOOD_FILES:
-        return warning(f"{words}, which is enough for a small run", f"for many workers: {raise_it}", **data)
+        return warning(f"{words}, which is enough for a small run", f"for a run with many workers, {raise_it}", **data)
     return ok(words, **data)
 
 
@@ -51,7 +51,9 @@ def processes(machine: Machine) -> Finding:
     if left < QUICKSTART_PROCESSES:
         return problem(words, f"raise the limit: {how}; each worker has about twelve threads", **data)
     if left < GOOD_PROCESSES:
-        return warning(f"{words}, which is enough for a small run", f"for many workers: {how}", **data)
+        return warning(
+            f"{words}, which is enough for a small run", f"for a run with many workers, raise the limit: {how}", **data
+        )
     return ok(words, **data)
 
 

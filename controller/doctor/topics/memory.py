@@ -47,7 +47,9 @@ def swap(machine: Machine) -> Finding:
     data = {"total_bytes": found.total, "used_bytes": found.used}
     if found.used > 0.25 * found.total and found.used > QUICKSTART_BYTES:
         return warning(
-            words, "this machine is or was short of memory; a process that is swapped out stalls the run", **data
+            words,
+            "this machine is low on memory, or was earlier; processes that are swapped out slow the run down",
+            **data,
         )
     return ok(words, **data)
 
@@ -102,7 +104,7 @@ def leftovers(machine: Machine) -> Finding:
     names = ", ".join(path.name for path, _ in dead[:3]) + (", ..." if len(dead) > 3 else "")
     paths = " ".join(f"{SHARED_MEMORY}/{path.name}" for path, _ in dead)
     return warning(
-        f"{count(len(dead), 'weight store')} left behind by crashed runs, {size(total)}: {names}",
+        f"crashed runs left {count(len(dead), 'weight store')} behind ({size(total)}): {names}",
         f"the next run removes these files; to remove them now: rm -r {paths}",
         stores=[str(path) for path, _ in dead], num_bytes=total,
     )  # fmt: skip

@@ -41,7 +41,7 @@ def port_range(machine: Machine) -> Finding:
         )  # fmt: skip
     if high - low < 1000:
         return warning(
-            f"{text}, which are fewer than 1000 ports", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data
+            f"{text}; this range has fewer than 1000 ports", "sysctl net.ipv4.ip_local_port_range='32768 60999'", **data
         )
     return ok(f"{text}, {count(low - LOWEST_SERVER_PORT, 'port')} below this range for servers", **data)
 

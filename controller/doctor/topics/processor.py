@@ -63,12 +63,12 @@ def threads(machine: Machine) -> Finding:
     if bound:
         return warning(
             ", ".join(bound),
-            "all processes of a run are bound to the same cores; unset "
+            "these variables bind all processes of a run to the same cores; unset "
             f"{' and '.join(setting.partition('=')[0] for setting in bound)}",
         )
     if environment.get("OMP_WAIT_POLICY", "").lower() == "active" or environment.get("KMP_BLOCKTIME") == "infinite":
         return warning(
-            "waiting threads keep the cores busy",
+            "OpenMP threads keep the cores busy while they wait",
             "unset OMP_WAIT_POLICY and KMP_BLOCKTIME, because processes share the cores",
         )
     counts = [f"{name}={environment[name]}" for name in THREAD_COUNTS if environment.get(name)]

@@ -73,9 +73,9 @@ def packages(machine: Machine) -> Finding:
     data = {"packages": {entry.package: found[entry.text] for entry in needed}}
     if missing:
         texts = " ".join(f"'{text}'" for text in missing)
-        return problem(f"missing: {', '.join(missing)}", f"pip install {texts}", **data)
+        return problem(f"missing packages: {', '.join(missing)}", f"pip install {texts}", **data)
     if wrong:
-        return problem(f"wrong version: {', '.join(wrong)}", "pip install -r requirements.lock", **data)
+        return problem(f"packages with a wrong version: {', '.join(wrong)}", "pip install -r requirements.lock", **data)
     return ok(", ".join(f"{entry.package} {found[entry.text]}" for entry in needed), **data)
 
 

@@ -30,7 +30,7 @@ def namespaces(machine: Machine) -> Finding:
     answer = machine.probe("namespaces", deadline_s=10)
     if not answer.data:
         return warning(
-            f"namespaces cannot be tested: {answer.fault}",
+            f"the namespaces of the kernel cannot be tested: {answer.fault}",
             "report this error with the output of areal-like doctor --json",
         )
     faults = answer.data["faults"]
@@ -40,7 +40,8 @@ def namespaces(machine: Machine) -> Finding:
     words = ", ".join(f"{name} ({fault})" for name, fault in refused.items())
     return warning(
         f"refused: {words}",
-        f"{_who_refuses(machine, words)}; without namespaces, code rewards can only use weaker layers of the sandbox",
+        f"{_who_refuses(machine, words)}; without namespaces, the scorer `code` can only use weaker layers "
+        "of the sandbox",
         **answer.data,
     )
 
@@ -110,7 +111,8 @@ def resource_limits(machine: Machine) -> Finding:
     answer = machine.probe("resource_limits", deadline_s=20)
     if not answer.data:
         return warning(
-            f"limits cannot be tested: {answer.fault}", "report this error with the output of areal-like doctor --json"
+            f"the resource limits cannot be tested: {answer.fault}",
+            "report this error with the output of areal-like doctor --json",
         )
     limits = answer.data["limits"]
     bound = [name for name, state in limits.items() if state == "bound"]
@@ -134,7 +136,7 @@ def code_rewards(machine: Machine) -> Finding:
         chosen, words, parts = layers["chosen"], layers["words"], layers["parts"]
     except (ValueError, KeyError, TypeError):
         return warning(
-            f"code rewards cannot be tested: {ran.fault or ran.err.strip()[-200:]}",
+            f"the scorer `code` cannot be tested: {ran.fault or ran.err.strip()[-200:]}",
             "report this error with the output of areal-like doctor --json",
         )
     if chosen in STRONG_LAYERS:

@@ -113,13 +113,15 @@ def _without_gpu_build(machine: Machine, build: Mapping[str, Any]) -> Finding:
     number = _nvidia_gpus(machine)
     if number:
         return warning(
-            f"CPU only, although this machine has {count(number, 'NVIDIA GPU')}: this torch is a CPU build",
+            f"torch cannot use the {count(number, 'NVIDIA GPU')} of this machine, because the installed "
+            "build is for CPUs",
             f"pip install --force-reinstall torch --index-url {CUDA_INDEX}cu130 (or the index for the CUDA version of "
             "your driver)",
         )
     if _has_amd_gpu(machine):
         return warning(
-            "CPU only, although this machine has an AMD GPU", f"install a ROCm build from {CUDA_INDEX} (not tested)"
+            "torch cannot use the AMD GPU of this machine, because the installed build is for CPUs",
+            f"install a ROCm build from {CUDA_INDEX} (not tested)",
         )
     return ok("CPU only" + (" (Apple's GPU is not used)" if build.get("has_mps") else ""), devices=[])
 
@@ -138,7 +140,8 @@ def driver(machine: Machine) -> Finding:
             said = " ".join((ran.out or ran.fault).split())[:160]
             return warning(
                 f"nvidia-smi: {said}",
-                "restart the machine after a driver update; start containers with --gpus all",
+                "restart the machine if its driver was updated, or, in a container, start the container "
+                "with --gpus all",
             )
         version = ran.out.strip().splitlines()[0].strip() if ran.out.strip() else ""
     else:
@@ -150,7 +153,8 @@ def driver(machine: Machine) -> Finding:
     least = LEAST_DRIVER.get(cuda[0], 0) if cuda else 0
     if versions.number(version)[:1] < (least,):
         return warning(
-            f"NVIDIA driver {version}, but CUDA {'.'.join(map(str, cuda))} requires version {least} or newer",
+            f"the NVIDIA driver has version {version}, but CUDA {'.'.join(map(str, cuda))} requires version "
+            f"{least} or newer",
             f"update the driver, or install torch for an older CUDA version from {CUDA_INDEX}", version=version,
         )  # fmt: skip
     return ok(f"NVIDIA {version}", version=version)
@@ -192,7 +196,7 @@ def topology(machine: Machine) -> Finding | None:
     if apart:
         pairs = ", ".join(f"{a}-{b}" for a, b in apart[:6]) + (", ..." if len(apart) > 6 else "")
         return warning(
-            f"{words}; no direct connection between {pairs}", "transfers use host memory, which is slower",
+            f"{words}; there is no direct connection between {pairs}", "transfers use host memory, which is slower",
             links=links, apart=apart,
         )  # fmt: skip
     return ok(f"{words}; all are connected directly", links=links)

@@ -113,7 +113,7 @@ def _checked(finding: Any) -> Finding | None:
     """What a stage returned, which may be the user's. Raises OperationError."""
     if finding is None or isinstance(finding, Finding):
         return finding
-    raise OperationError(f"the stage returned {finding!r:.80}, but it must return a Finding or None")
+    raise OperationError(f"the stage returned {finding!r:.80} instead of a Finding or None")
 
 
 class Pass:

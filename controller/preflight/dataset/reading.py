@@ -152,7 +152,9 @@ def _document(path: Path) -> Iterator[Line]:
     try:
         rows = loads_finite(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"invalid JSON ({error})", where=str(path), remedy="correct the syntax of the file") from error
+        raise UserError(
+            f"the file is not valid JSON ({error})", where=str(path), remedy="correct the syntax of the file"
+        ) from error
     if not isinstance(rows, list):
         remedy = "write [{...}, {...}], or use a .jsonl file with one object per line"
         raise UserError("the file must contain a list of rows", where=str(path), remedy=remedy)

@@ -95,7 +95,7 @@ def read_plan(path: Path) -> Plan:
         if key not in ("stages", "columns"):
             near = nearest(key, ("stages", "columns"), count=1)
             remedy = f"did you mean {near[0]}?" if near else "use only the keys stages and columns"
-            raise UserError(f"no such key: {key}", where=document.where(key), remedy=remedy)
+            raise UserError(f"there is no key `{key}`", where=document.where(key), remedy=remedy)
     return Plan(_stages(document), _columns(document))
 
 

@@ -90,7 +90,8 @@ def answers_of_run(
         raise UserError(
             NO_LEDGER,
             where=str(folder.root),
-            remedy="wait until the run has generated samples, or specify a run of `areal-like train`",
+            remedy="wait until the run has generated samples, or specify a run that was started with "
+            "`areal-like train`",
         )
     rows, why = read_rows(folder)
     if rows is None:

@@ -84,7 +84,9 @@ class _Answers:
             row = Row(number, line.where, fields, columns)
             if fault or not row.prompt:
                 what = fault or "the row has no prompt"
-                raise UserError(what, where=line.where, remedy="run `areal-like data clean`, which removes such lines")
+                raise UserError(
+                    what, where=line.where, remedy="run `areal-like data clean`, which removes invalid rows"
+                )
             self.done.num_rows += 1
             for answer in range(self._asking.num_answers):
                 yield question, row, answer
@@ -164,7 +166,9 @@ def write_answers(asking: Asking) -> tuple[Asked, dict[str, float]]:
     except ExceptionGroup as group:
         raise _first(group) from group
     except OSError as error:
-        raise OperationError(f"{error.filename or asking.target}: {error.strerror or error}") from error
+        raise OperationError(
+            f"{error.filename or asking.target} cannot be read or written: {error.strerror or error}"
+        ) from error
     if not answers.done.num_answers:
         asking.target.unlink(missing_ok=True)
         raise OperationError(f"no request was answered: {answers.done.first_failure or 'there are no rows'}")
@@ -176,5 +180,5 @@ def _first(group: ExceptionGroup[Exception]) -> Exception:
     while isinstance(found, ExceptionGroup):
         found = found.exceptions[0]
     if isinstance(found, OSError):
-        return OperationError(f"{found.filename or 'the file'}: {found.strerror or found}")
+        return OperationError(f"{found.filename or 'the file'} cannot be read or written: {found.strerror or found}")
     return found

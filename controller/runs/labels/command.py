@@ -61,7 +61,8 @@ def labels_command(
     _print(found, notes)
     if out:
         print(
-            f"written to {out}; set `decision` in each line, then run areal-like data relabel FILE --review {out} -o "
+            f"the labels were written to {out}; set `decision` in each line, then run areal-like data "
+            f"relabel FILE --review {out} -o "
             "NEW"
         )
     return 0
@@ -108,7 +109,8 @@ def answers_command(asking: Asking) -> int:
     tokens = f"{counters['tokens_in'] + counters['tokens_out']:,.0f} tokens"
     cost = f", cost {counters['cost']:.4g}" if counters["cost"] else ""
     print(
-        f"{done.num_answers:,} answers to {done.num_rows:,} rows ({paid}; {tokens}{cost}); written to {asking.target}"
+        f"{done.num_answers:,} answers to {done.num_rows:,} rows ({paid}; {tokens}{cost}) were written to "
+        f"{asking.target}"
     )
     if done.num_failed:
         print(
@@ -127,7 +129,9 @@ def relabel_command(
             files, Path(review).expanduser(), target, columns=columns, id_column=id_column, accepts_all=accepts_all
         )
     except OSError as error:
-        raise OperationError(f"{error.filename or output}: {error.strerror or error}; nothing was written") from error
+        raise OperationError(
+            f"{error.filename or output} cannot be read or written: {error.strerror or error}; no output was saved"
+        ) from error
     decided = ", ".join(f"{name} {count:,}" for name, count in sorted(done.counts.items()))
-    print(f"{done.num_rows:,} rows, {len(done.changes):,} with a new label ({decided}); written to {target}")
+    print(f"{done.num_rows:,} rows, {len(done.changes):,} with a new label ({decided}), were written to {target}")
     return 0

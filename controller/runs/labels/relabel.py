@@ -87,7 +87,9 @@ def _reviewed(line: str, place: str) -> Review:
         hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(DECISIONS)}, or null"
         raise UserError(f"{decision!r} is not a valid decision", where=place, remedy=hint)
     if not texts["answer"] or not texts["label"] or not (texts["where"] or texts["key"] or texts["prompt"]):
-        raise UserError("the line must have a row, a label and an answer", where=place, remedy=remedy)
+        raise UserError(
+            "the line must contain a label, an answer, and one of where, key and prompt", where=place, remedy=remedy
+        )
     return Review(place, **texts, decision=decision)
 
 
@@ -162,7 +164,9 @@ def relabel(
         for number, line in enumerate(lines, 1):
             fields, fault = parse(line)
             if fault:
-                raise UserError(fault, where=line.where, remedy="run `areal-like data clean`, which removes such lines")
+                raise UserError(
+                    fault, where=line.where, remedy="run `areal-like data clean`, which removes invalid rows"
+                )
             row = Row(number, line.where, fields, found_columns)
             done.num_rows += 1
             outcome = _outcome(row, line, reviews.take(row), found_columns, done, accepts_all=accepts_all)

@@ -33,7 +33,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
         raise UserError(
             "the run has no ledger, because nothing has been trained yet or because it trains from files",
             where=str(folder.root),
-            remedy="wait until the run has trained a step, or specify a run of `areal-like train`",
+            remedy="wait until the run has trained a step, or specify a run that was started with `areal-like train`",
         )
     graph = open_graph(folder)
     found = answer(graph, subjects(graph, target, arguments))
@@ -50,7 +50,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
 def _erase(found: Answer, arguments: argparse.Namespace) -> int:
     """Erase a row, or show what that would do."""
     if arguments.row is None:
-        raise UserError("a row must be named", where="--erase", remedy="add --row FILE:LINE or --row COLUMN=VALUE")
+        raise UserError("no row is specified", where="--erase", remedy="add --row FILE:LINE or --row COLUMN=VALUE")
     made = plan(found)
     num_samples = erase(made, found.graph.folder) if arguments.yes else None
     if arguments.json:

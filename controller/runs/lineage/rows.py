@@ -81,7 +81,9 @@ class RunRows:
         """
         if self._rows is None:
             remedy = "restore the data, or run the command in the folder in which the run was started"
-            raise UserError(f"rows cannot be identified: {self.why_unknown}", where="--row", remedy=remedy)
+            raise UserError(
+                f"the rows of the run cannot be identified: {self.why_unknown}", where="--row", remedy=remedy
+            )
         table, (column, sign, value) = self._rows.table, text.partition("=")
         if sign and split_place(text) is None:
             found = [table.where(index) for index in range(len(table)) if str(table[index].get(column)) == value]

@@ -72,7 +72,7 @@ def make_capsule(folder: RunFolder, step: int, out: Path) -> int:
     with open_recording(folder) as recording, tempfile.TemporaryDirectory(prefix="areal-like-capsule-") as root:
         recording.check_step(step, "--step")
         if (problem := capsule_problem(recording.spec)) is not None:
-            raise UserError(problem[1], where=problem[0], remedy="use areal-like replay on the run itself")
+            raise UserError(problem[1], where=problem[0], remedy="replay the run itself with areal-like replay")
         models: dict[str, Path | bytes] = {}
         for name, path in fixed_models(recording.spec).items():
             models |= model_files(f"{name}/", in_home(path, recording.home))
@@ -124,7 +124,7 @@ def replay_capsule(file: Path) -> int:
                 batch = read_batch(opened)
         except (OSError, ValueError, RecursionError, WireError) as error:
             words = one_line(f"the file is not a complete capsule ({error})")
-            raise UserError(words, where=str(file), remedy="create the capsule again") from error
+            raise UserError(words, where=str(file), remedy="create the file again with areal-like capsule") from error
         made_by = f"step {step} of run {manifest.get('run')}, areal_like {manifest.get('areal_like')}"
         print(f"{file.name}: {one_line(made_by)}", flush=True)
         spec = _placed(ProcessSpec.load(inside / SPEC), inside)

@@ -79,7 +79,7 @@ def refuse_pickles(names: Iterable[str]) -> None:
     """Raise ValueError if a file may be a pickle: an archive of others may have weights in one."""
     for name in names:
         if PurePosixPath(name).suffix.lower() in PICKLES:
-            raise ValueError(f"{name} may be a pickle file")
+            raise ValueError(f"{name} may be a pickle file, which a capsule must not contain")
 
 
 def read_result(file: Path) -> dict[str, Any]:

@@ -38,7 +38,11 @@ def _replay(arguments: argparse.Namespace) -> int:
             raise UserError("a capsule contains only one step", where="--from, --to", remedy="remove these options")
         if arguments.engine or arguments.samples is not None or arguments.json:
             what = "a capsule contains a step of the trainer, but no weights of the versions that sampled its answers"
-            raise UserError(what, where="--engine, --samples, --json", remedy="use these options with the run itself")
+            raise UserError(
+                what,
+                where="--engine, --samples, --json",
+                remedy="remove these options, or specify the run instead of the capsule",
+            )
         return replay_capsule(file)
     if arguments.engine:
         from controller.runs.replay.regenerate import regenerate_run
@@ -48,8 +52,10 @@ def _replay(arguments: argparse.Namespace) -> int:
             as_json=arguments.json,
         )  # fmt: skip
     if arguments.samples is not None or arguments.json:
-        what = "these options choose and show answers, but a replay of the trainer's steps compares none"
-        raise UserError(what, where="--samples, --json", remedy="add --engine, or remove these options")
+        what = "these options apply only to a comparison of answers, not to a replay of training steps"
+        raise UserError(
+            what, where="--samples, --json", remedy="add --engine to compare answers, or remove these options"
+        )
     from controller.runs.replay.replay import replay_run
 
     return replay_run(find_run(arguments.run), first=arguments.first, last=arguments.last)

@@ -58,10 +58,10 @@ class _Process:
         try:
             raise self._error(self._process.wait(END_S))
         except subprocess.TimeoutExpired as error:
-            raise OperationError(f"the process that draws answers again did not exit within {END_S:g} s") from error
+            raise OperationError(f"the process that regenerates the answers did not exit within {END_S:g} s") from error
 
     def _error(self, status: int) -> UserError | OperationError:
-        return child_error(status, self._log, "the process that draws answers again")
+        return child_error(status, self._log, "the process that regenerates the answers")
 
 
 @contextmanager

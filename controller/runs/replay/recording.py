@@ -92,7 +92,8 @@ class Recording:
         """Raise UserError if the step was not trained."""
         if not 1 <= step <= self.last_step:
             what = f"there is no step {step}" if self.last_step else "no step was trained"
-            has = f"the run has steps 1 to {self.last_step}" if self.last_step else "specify a run that has trained"
+            has = f"the run has steps 1 to {self.last_step}" if self.last_step else "specify a run that has "
+            "trained at least one step"
             raise UserError(what, where=option, remedy=has)
 
     def origin(self, at_most: int, say: Any) -> Origin:
@@ -154,7 +155,9 @@ def open_recording(folder: RunFolder) -> Iterator[Recording]:
     state, root = folder.read_state(), str(folder.root)
     if is_from_files(state):
         raise UserError(
-            "the run trains from files, so it has no ledger", where=root, remedy="specify a run of `areal-like train`"
+            "the run trains from files, so it has no ledger",
+            where=root,
+            remedy="specify a run that was started with `areal-like train`",
         )
     specs = _specs(folder)
     if specs[0].emulation is not None:
@@ -164,7 +167,7 @@ def open_recording(folder: RunFolder) -> Iterator[Recording]:
             remedy="specify a run with real devices",
         )
     if not folder.ledger.is_file():
-        raise UserError("the run has no ledger", where=root, remedy="specify a run that has trained")
+        raise UserError("the run has no ledger", where=root, remedy="specify a run that has trained at least one step")
     with _damage_named(folder):
         db, _ = open_ledger(folder)
     with closing(BatchReader(db, folder.root / SEGMENT_FOLDER)) as reader:
@@ -217,8 +220,8 @@ def _specs(folder: RunFolder) -> tuple[ProcessSpec, ...]:
     """The specs of the trainer's ranks, as they were started last."""
     first = folder.processes / "trainer.json"
     if not first.is_file():
-        remedy = "specify a run that has trained"
-        raise UserError("the trainer of the run was never started", where=str(folder.root), remedy=remedy)
+        remedy = "specify a run that has trained at least one step"
+        raise UserError("the run never started a trainer", where=str(folder.root), remedy=remedy)
     spec = ProcessSpec.load(first)
     others = (ProcessSpec.load(folder.processes / f"trainer-{rank}.json") for rank in range(1, spec.num_ranks))
     return (spec, *others)

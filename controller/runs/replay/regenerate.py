@@ -86,12 +86,13 @@ def regenerate_run(
     """
     started_s = time.monotonic()
     if num_samples == 0:
-        raise UserError("there is nothing to compare", where="--samples", remedy="use a number of at least 1")
+        raise UserError("the number of samples to compare is 0", where="--samples", remedy="specify at least 1 sample")
     with open_recording(folder) as recording, tempfile.TemporaryDirectory(prefix="areal-like-replay-") as root:
         end = recording.last_step if last is None else last
         recording.check_step(end, "--to" if last is not None else str(folder.root))
         if first is not None and not first < end:
-            raise UserError(f"there is no step after {first} up to {end}", where="--from", remedy="use a smaller step")
+            what = f"--from is {first}, but it must be less than the last step, {end}"
+            raise UserError(what, where="--from", remedy=f"specify a step before step {end}")
         worker = _worker(recording)
         engine, skipped = engine_facts(worker), Skipped()
         chosen = _choose(recording, range((first or 0) + 1, end + 1), num_samples, skipped)
@@ -99,7 +100,11 @@ def regenerate_run(
         found = plan(recording, versions, _note)
         if len(found.gone) == len(versions):
             reason = found.gone[versions[0]]
-            raise UserError(f"none of the versions can be made: {reason}", where=str(folder.root), remedy=KEEP)
+            raise UserError(
+                f"the weights of none of the recorded versions can be restored: {reason}",
+                where=str(folder.root),
+                remedy=KEEP,
+            )
         if not as_json:
             print(_title(recording, engine, found, (first or 0) + 1, end), flush=True)
         job = Regeneration(recording, worker, engine, chosen, skipped)
@@ -190,7 +195,9 @@ def _worker(recording: Recording) -> ProcessSpec:
     files = sorted(recording.folder.processes.glob("rollout-*.json"))
     if not files:
         raise UserError(
-            "no rollout worker of the run was started", where=where, remedy="specify a run that has trained"
+            "the run never started a rollout worker",
+            where=where,
+            remedy="specify a run that has trained at least one step",
         )
     spec = ProcessSpec.load(files[0])
     model = in_home(Path(str(spec.model.path)), recording.home)

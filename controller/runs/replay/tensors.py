@@ -130,7 +130,7 @@ def _places(file: Path) -> dict[str, Place]:
         with file.open("rb") as opened:
             (size,) = _HEAD.unpack(opened.read(_HEAD.size))
             if size > _MAX_HEADER_BYTES:
-                raise ValueError("the header is too long")
+                raise ValueError("the header of the file is too long")
             header = json.loads(opened.read(size))
             start = _HEAD.size + size
             return {

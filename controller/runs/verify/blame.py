@@ -86,7 +86,7 @@ def blame(folder: RunFolder, version: int | None = None) -> Blame:
     """
     if not folder.ledger.is_file():
         what = "the run has no ledger, because nothing has been trained yet or because it trains from files"
-        remedy = "wait until the run has trained a step, or specify a run of `areal-like train`"
+        remedy = "wait until the run has trained a step, or specify a run that was started with `areal-like train`"
         raise UserError(what, where=str(folder.root), remedy=remedy)
     try:
         db, _ = open_ledger(folder)

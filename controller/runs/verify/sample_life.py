@@ -45,7 +45,8 @@ def print_life(folder: RunFolder, group_id: int, index: int | None) -> int:
         raise UserError(
             NO_LEDGER,
             where=str(folder.root),
-            remedy="wait until the run has generated samples, or specify a run of `areal-like train`",
+            remedy="wait until the run has generated samples, or specify a run that was started with "
+            "`areal-like train`",
         )
     try:
         db, _ = open_ledger(folder)

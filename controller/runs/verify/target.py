@@ -37,7 +37,9 @@ def find_target(text: str, run: str = "") -> Target:
         try:
             recorded = read_export(folder)
         except WeightError as error:
-            raise UserError(str(error), where=text, remedy="verify the run itself") from error
+            raise UserError(
+                str(error), where=text, remedy="specify the run that trained the model instead of the exported model"
+            ) from error
         run_id = "" if recorded is None else recorded.run_id
         version = None if recorded is None else recorded.version
         return Target(_run_of(folder.resolve(), run_id, run), version, folder.resolve())
@@ -48,7 +50,7 @@ def _identity(folder: Path) -> tuple[str, str, int]:
     try:
         return checkpoint_identity(folder)
     except WeightError as error:
-        raise UserError(str(error), where=str(folder), remedy="specify a different checkpoint") from error
+        raise UserError(str(error), where=str(folder), remedy="specify a different checkpoint of the run") from error
 
 
 def _run_of(folder: Path, run_id: str, run: str) -> RunFolder:

@@ -56,7 +56,7 @@ def verify(
         raise UserError(
             NO_LEDGER,
             where=str(folder.root),
-            remedy="specify a run of `areal-like train`",
+            remedy="specify a run that was started with `areal-like train`",
         )  # fmt: skip
     found = Verified()
     if invariant in (None, CHAIN):

@@ -86,7 +86,7 @@ def version_number(name: str) -> int:
         return int(name)
     except ValueError:
         raise EngineError(
-            f"the server samples with weights named `{name}`, which were not loaded by this engine"
+            f"the server generates with the weights `{name}`, which were not loaded by this engine"
         ) from None
 
 
@@ -174,7 +174,7 @@ class GrowingAnswer:
                 f"{len(event.output_ids)} tokens with {len(meta.output_token_logprobs)} log-probs"
             )
         if [entry[1] for entry in logprobs] != list(ids):
-            raise EngineError("the log-probs from the server do not belong to the tokens that it sent")
+            raise EngineError("the token ids in the server's log-probs differ from the token ids that the server sent")
         if count:
             self._append(ids, [-np.inf if entry[0] is None else min(entry[0], 0.0) for entry in logprobs])
             self._stamp(meta, count)
@@ -232,5 +232,7 @@ def versions_of(meta: MetaInfo, start: int, end: int) -> np.ndarray:
         if low < high:
             versions_N[low - start : high - start] = version_number(span.version)
     if (versions_N < 0).any():
-        raise EngineError(f"the server's version spans {meta.weight_versions} do not cover tokens {start} to {end}")
+        raise EngineError(
+            f"the server reported no weight version for some of the tokens {start} to {end}: {meta.weight_versions}"
+        )
     return versions_N

@@ -281,8 +281,9 @@ class Attempts(Generic[ClientT]):
         flat = np.frombuffer(base64.b64decode(encoded), np.int32)
         if flat.size != positions * math.prod(self._experts_shape):
             raise EngineError(
-                f"the server sent {flat.size} routed expert ids, expected {positions} positions of shape "
-                f"{self._experts_shape}"
+                f"the server sent {flat.size} routed expert ids, but an array of shape "
+                f"{self._experts_shape} was expected "
+                f"for each of {positions} positions"
             )
         return flat.reshape(positions, *self._experts_shape)
 

@@ -214,7 +214,7 @@ class ServerEngine(ABC, Generic[ClientT, VersionT]):
         one."""
         self._started()
         if interruption == "keep_kv" and self._interruption != "keep_kv":
-            raise EngineError("this server was not started with rollout.interruption: keep_kv")
+            raise EngineError("keep_kv requires a server that was started with rollout.interruption: keep_kv")
         return await self._in_order(self._load(manifest_path, interruption))
 
     async def _in_order(self, load: Coroutine[Any, Any, LoadReport]) -> LoadReport:

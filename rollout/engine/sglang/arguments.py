@@ -177,7 +177,7 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument], interru
     given = settings.sglang.arguments
     for name in clashing(given, _OURS):
         raise UserError(
-            f"`{name}` is set by areal_like", where=_WHERE, remedy="use the settings in rollout.engine instead"
+            f"`{name}` is reserved for areal_like", where=_WHERE, remedy="use the settings in rollout.engine instead"
         )
     for name in given:
         if _SEPARATED.match(name.lstrip("-").replace("_", "-")):

@@ -44,7 +44,7 @@ async def check_attached(
         model, server = await client.model_info(), await client.server_info()
     except (ServerGone, ServerRefused) as error:
         what = f"the SGLang server at {url} cannot be used ({first_line(error)})"
-        raise UserError(what, where=WHERE, remedy="start the server, or remove attach") from error
+        raise UserError(what, where=WHERE, remedy=f"start the server, or remove {WHERE}") from error
     finally:
         await client.close()
     check_server(url, server, interruption, context)
@@ -80,7 +80,7 @@ def check_server(url: str, server: Mapping[str, Any], interruption: Interruption
             f"keep_kv requires the server at {url} to run with --disable-overlap-schedule, because with the overlap "
             "scheduler the policy version of one token per answer is unknown",
             where=WHERE,
-            remedy="start the server with that flag, or set rollout.interruption: recompute",
+            remedy="start the server with --disable-overlap-schedule, or set rollout.interruption: recompute",
         )
     length = server.get("context_length")
     if isinstance(length, int) and length < context:

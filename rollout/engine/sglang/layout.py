@@ -49,8 +49,7 @@ def check_experts(config: PreTrainedConfig) -> None:
     has_experts = any(getattr(text, key, None) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
     if has_experts and config.model_type not in EXPERT_FAMILIES:
         raise UserError(
-            "areal_like does not know the names of the expert weights of model type "
-            f"{config.model_type} in SGLang's loader",
+            f"weight updates of mixture-of-experts models of type {config.model_type} are not supported with SGLang",
             where="rollout.engine.kind",
             remedy="set rollout.engine.kind: embedded, or use a mixture-of-experts model of type "
             f"{' or '.join(EXPERT_FAMILIES)}",
@@ -61,7 +60,8 @@ def check_family(config: PreTrainedConfig, where: str) -> None:
     """Raise UserError, with the setting, for a model whose layout in SGLang is unknown."""
     if config.model_type not in FAMILIES:
         raise UserError(
-            f"the tensor layout that SGLang uses for model type {config.model_type} is not known",
+            f"this setting does not support models of type {config.model_type}, whose tensor layout in "
+            f"SGLang is unknown",
             where=where,
             remedy=f"remove this setting (supported model types: {', '.join(FAMILIES)})",
         )
@@ -107,7 +107,7 @@ def compare(said: Mapping[str, Any], expected: Mapping[str, str]) -> None:
     """Raise WeightError with the first tensors that differ. `said`: the report of the server's weight checker."""
     ranks = said.get("ranks") or []
     if len(ranks) != 1:
-        raise WeightError(f"expected checksums of one rank from the server, but got checksums of {len(ranks)} ranks")
+        raise WeightError(f"the server returned checksums of {len(ranks)} ranks instead of one rank")
     have = {name: text for name, text in ranks[0]["checksums"].items() if not _DERIVED.search(name)}
     wrong = sorted(name for name in {*have, *expected} if have.get(name) != expected.get(name))
     if wrong:

@@ -13,9 +13,9 @@ def make(context: EngineContext) -> SGLangEngine:
     sglang = context.settings.sglang
     if sglang.attach and context.index >= len(sglang.attach):
         raise UserError(
-            f"{context.worker} has no server to attach to",
+            f"no server address is listed for {context.worker}",
             where="rollout.engine.sglang.attach",
-            remedy="set one address per worker",
+            remedy="list one server address per worker",
         )
     return SGLangEngine(
         context.model_dir,

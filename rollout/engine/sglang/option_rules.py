@@ -70,8 +70,8 @@ def group_problems(job: EngineJob, model: Mapping[str, Any] | None) -> Iterator[
     if sglang.attach:
         yield SettingProblem(
             (f"{KEY}.attach",),
-            "a server that fails in a process group hangs, and only a server that was launched by its worker can be "
-            "replaced",
+            "a failed transfer through a process group blocks the server, and only a server that its worker launched "
+            "can be replaced",
         )
     family = None if model is None else model.get("model_type")
     if model is not None and family not in PROVEN_FAMILIES:
@@ -87,7 +87,7 @@ def colocation_problems(sglang: SGLangSettings) -> Iterator[SettingProblem]:
         yield SettingProblem(
             (f"{KEY}.attach", "placement"),
             "a server that the run does not manage may restart, and allocate memory, while the trainer runs",
-            "remove this setting, so that servers are launched, or set placement: disaggregated",
+            "remove this setting, so that the run launches the servers, or set placement: disaggregated",
         )
     if sglang.release_idle_s is not None:
         yield SettingProblem(
@@ -111,7 +111,7 @@ def _attached(job: EngineJob) -> Iterator[SettingProblem]:
             (f"{KEY}.attach", "rollout.num_workers"),
             f"attach lists {len(attach)} server{'s' if len(attach) > 1 else ''} for {count} "
             f"worker{'s' if count > 1 else ''}",
-            "set one address per worker",
+            "list one server address per worker",
         )
     for index, url in enumerate(attach):
         if not re.fullmatch(r"https?://[^/\s]+(:\d+)?/?", url):
@@ -158,7 +158,7 @@ def _rounded(job: EngineJob) -> Iterator[SettingProblem]:
         yield SettingProblem(
             (f"{KEY}.quantization", "rollout.engine.dtype"),
             f"SGLang can only quantise bfloat16 weights, but the engine's dtype is {job.dtype}",
-            "rollout.engine.dtype: bfloat16",
+            "set rollout.engine.dtype: bfloat16",
         )
     if sglang.unquantized_layers and sglang.quantization == "none":
         what = "unquantized_layers lists exceptions, but nothing is quantised"
@@ -194,7 +194,7 @@ def _proof(job: EngineJob) -> Iterator[SettingProblem]:
         yield SettingProblem(
             (f"{KEY}.checksums", "rollout.engine.device"),
             "SGLang's checksum for GPUs can only be computed on a GPU, but the published tensors are in host memory",
-            "checksums: false",
+            "set checksums: false",
         )
     if sglang.checksums and sglang.tp_size > 1:
         yield SettingProblem(

@@ -138,7 +138,7 @@ def extra_words(settings: EngineSettings, table: Mapping[str, Argument]) -> list
     given = settings.vllm.arguments
     for name in clashing(given, _OURS):
         raise UserError(
-            f"`{name}` is set by areal_like, or is not supported",
+            f"`{name}` is reserved for areal_like, or is not supported",
             where=_WHERE,
             remedy="use the settings in rollout.engine instead",
         )

@@ -185,8 +185,8 @@ class VLLMClient(HttpCalls):
         answer = await self._post("/collective_rpc", {"method": "arrange_sampling"})
         if not all(worker.get("is_arranged") for worker in answer.get("results") or [{}]):
             raise EngineError(
-                "the model runner of this vLLM server has a different sampler, so seeds and log-probs would not match "
-                "those of areal_like"
+                "this vLLM server uses an unsupported sampler, whose seeds and log-probs would not match those of "
+                "areal_like"
             )
 
     async def pause(self, *, clear_cache: bool) -> None:

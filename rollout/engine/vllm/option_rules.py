@@ -66,7 +66,7 @@ def model_problems(job: EngineJob, model: Mapping[str, Any]) -> Iterator[Setting
         if family not in EXPERT_FAMILIES:
             yield SettingProblem(
                 (KIND_KEY, "model"),
-                f"areal_like does not know the names of the expert weights of model type {family} in vLLM's loader",
+                f"weight updates of mixture-of-experts models of type {family} are not supported with vLLM",
                 f"set rollout.engine.kind: embedded, or use a model of type {' or '.join(EXPERT_FAMILIES)}",
             )
         elif job.settings.vllm.probe:

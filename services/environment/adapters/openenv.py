@@ -64,7 +64,7 @@ class OpenEnvEnvironment:
         self._url = _socket_url(url)
         if isinstance(reset_columns, str) or not all(isinstance(one, str) for one in reset_columns):
             raise UserError(
-                f"reset_columns must be a list of column names, not {reset_columns!r}",
+                f"`reset_columns` must be a list of column names, not {reset_columns!r}",
                 where=f"{OPTIONS}.reset_columns",
                 remedy="write, for example, reset_columns: [task_id]",
             )
@@ -189,7 +189,9 @@ def _socket_url(url: Any) -> str:
     except (ValueError, AttributeError, TypeError):
         is_good = False
     if not is_good:
-        raise UserError("the option url is not a server address", where=f"{OPTIONS}.url", remedy=remedy)
+        raise UserError(
+            "the value of the option `url` is not the address of a server", where=f"{OPTIONS}.url", remedy=remedy
+        )
     path = parts.path.rstrip("/")
     path = path if path.endswith("/ws") else f"{path}/ws"
     return parts._replace(scheme={"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme), path=path).geturl()

@@ -92,8 +92,8 @@ def _decide(operation: str, *operands: Any) -> Any:
     identity = identity_of(stand_in)
     if not identity.world.may_decide(*operands):
         raise Refused(
-            f"the result of a test must not be decided by an object of type {identity.type_name}, which "
-            "the program defines"
+            f"an object of type {identity.type_name}, which the program defines, must not determine the result "
+            "of a test"
         )
     result = _ask(stand_in, "do", operation, operands)
     if isinstance(result, RemoteObject):
@@ -103,7 +103,7 @@ def _decide(operation: str, *operands: Any) -> Any:
 
 def _of_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+        raise TypeError(f"expected a value of type {kind.__name__}, got {type(value).__name__}")
     return value
 
 

@@ -50,7 +50,7 @@ def fork_run(settings: dict[str, Any]) -> tuple[int, int]:
     finally:
         if os.getpid() == 1:  # the exit of process 1 kills all processes of its namespace
             os._exit(0)
-    raise AssertionError("the first process of a run must not reach this line")
+    raise AssertionError("process 1 of the namespace did not exit")
 
 
 def _fork_with_empty_folders(libc: ctypes.PyDLL, tmp_bytes: int) -> int:

@@ -39,7 +39,9 @@ class ReasoningGymEnvironment:
             what = f"max_attempts must be a whole number from 1 to {MAX_ATTEMPTS}, not {max_attempts!r}"
             raise UserError(what, where=f"{OPTIONS}.max_attempts")
         if extract not in ("tag", "last_line", "whole"):
-            raise UserError(f"extract must be tag, last_line or whole, not {extract!r}", where=f"{OPTIONS}.extract")
+            raise UserError(
+                f"`extract` must be `tag`, `last_line` or `whole`, not {extract!r}", where=f"{OPTIONS}.extract"
+            )
         self._max_attempts, self._reveal = max_attempts, reveal
         self._scorer = ReasoningGymScorer(ReasoningGymScorerOptions(extract=extract))
         self._row: dict[str, Any] = {}

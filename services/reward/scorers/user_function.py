@@ -115,7 +115,7 @@ def find_function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     where = f"reward scorer {name}"
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
-        raise UserError("the kind is neither a built-in scorer nor of the form module:function", where=where)
+        raise UserError(f"`{name}` is neither a built-in scorer nor of the form module:function", where=where)
     function = import_object(name, where)
     if not callable(function):
         raise UserError(

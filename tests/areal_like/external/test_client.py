@@ -329,5 +329,5 @@ def test_a_server_that_counts_no_tokens_has_no_budget(serve: Any, tmp_path: Path
 
 
 def test_a_budget_needs_a_file() -> None:
-    with pytest.raises(UserError, match="set records to the path of a file"):
+    with pytest.raises(UserError, match="set `records` to the file in which to record the replies"):
         client_of("http://h/v1", max_tokens_total=1)

@@ -174,7 +174,7 @@ def test_options_at_their_ends_are_taken_and_beyond_them_refused(options: dict[s
 @pytest.mark.parametrize("limit", [0, 1, 2])
 def test_as_many_rows_come_as_asked_for(limit: int) -> None:
     assert len(list(running_sum.rows(1, "eval", limit=limit))) == limit
-    with pytest.raises(UserError, match="-1 rows"):
+    with pytest.raises(UserError, match="at least 0, not -1"):
         running_sum.rows(1, "eval", limit=-1)
 
 
@@ -205,5 +205,5 @@ def test_options_have_bounds(key: str, right: tuple[float, ...], wrong: tuple[fl
 
 def test_rows_cannot_be_fewer_than_none() -> None:
     assert list(running_sum.rows(1, "train", limit=0)) == []
-    with pytest.raises(UserError, match="-1 rows cannot be generated -> set the limit to 0 or more"):
+    with pytest.raises(UserError, match="the limit must be at least 0, not -1 -> set a limit of 0 or more"):
         running_sum.rows(1, "train", limit=-1)

@@ -79,7 +79,7 @@ def test_folder_with_something_else_gets_no_keys(tmp_path: Path) -> None:
 def test_damaged_secret_is_refused(tmp_path: Path, content: str) -> None:
     make_run_credentials(tmp_path / "keys")
     (tmp_path / "keys" / "services.join").write_text(content)
-    with pytest.raises(UserError, match="does not contain a valid join secret"):
+    with pytest.raises(UserError, match="does not contain a valid secret or token"):
         load_join_secret(tmp_path / "keys", "services")
 
 

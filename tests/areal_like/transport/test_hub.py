@@ -216,7 +216,7 @@ def test_a_connection_used_for_another_name_says_goodbye_for_the_first_before_an
         await bench.register(b"1", "rollout-1")
         bench.hello(b"1", "rollout-2")
         (first, second) = await bench.receive()
-        assert first == ("rollout-1", Goodbye(reason="rollout-2 now uses this connection"))
+        assert first == ("rollout-1", Goodbye(reason="the connection is now registered under the name rollout-2"))
         assert (second[0], type(second[1])) == ("rollout-2", Hello)
         assert set(bench.hub.peers) == {"rollout-2"}
 

@@ -113,7 +113,7 @@ def test_version_that_cannot_be_written_is_said_with_its_size(
     monkeypatch.setattr(weight_store, "_write_all", fail)
     with pytest.raises(WeightError) as refused:
         store.publish(1, "l0", ONES)
-    words = f"cannot publish 24 bytes in {tmp_path}/w: {os.strerror(number)}{advice}"
+    words = f"cannot write 24 bytes of weights to {tmp_path}/w: {os.strerror(number)}{advice}"
     assert str(refused.value).endswith(words)
     assert [path.name for path in store.root.iterdir()] == ["owner.json"]
 

@@ -71,7 +71,7 @@ def test_flags_write_a_job_that_validate_accepts(capsys: pytest.CaptureFixture[s
     assert main(["init", "mine.yaml", "--data", "train.jsonl,heldout.jsonl", "--no-probe"]) == 0
     said = capsys.readouterr().out
     assert "wrote mine.yaml" in said
-    assert "validate mine.yaml: no errors" in said
+    assert "validate mine.yaml found no errors" in said
     assert said.splitlines()[-1] == "next step: areal-like train mine.yaml"
 
 

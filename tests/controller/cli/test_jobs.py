@@ -130,7 +130,7 @@ def test_resume_with_other_rows_is_refused_and_names_them(config, stretches):
     folder = stopped_run(config)
     text = folder.config.read_text()
     folder.config.write_text(text.replace("limit: 20", "limit: 19"))
-    with pytest.raises(UserError, match=r"data\.train: the rows differ from those"):
+    with pytest.raises(UserError, match=r"data\.train: the rows differ from the rows"):
         jobs.resume(folder.root)
     folder.config.write_text(text.replace("limit: 4", "limit: 5"))
     with pytest.raises(UserError, match=r"data\.eval"):

@@ -105,7 +105,7 @@ def test_tools_about_configs_answer_as_their_commands(here: Path, capsys: pytest
     ("tool", "arguments", "said"),
     [
         ("status", {"run": "nope"}, "nope"),
-        ("samples", {"run": "made", "limit": 1000}, "error: limit: must be from 1 to 50, not 1000"),
+        ("samples", {"run": "made", "limit": 1000}, "error: limit: the limit must be from 1 to 50, not 1000"),
         ("validate", {"config": "job.yaml", "overrides": ["num_stepz=1"]}, "did you mean num_steps?"),
         ("probe", {"config": "job.yaml", "prompts": 0}, "error: prompts, samples: there are no samples to generate"),
         ("probe", {"config": "offline/dpo"}, "this config trains from files without rollouts"),

@@ -213,7 +213,7 @@ def test_a_damaged_config_of_a_run_is_named(sessions: list[OfflineSession]) -> N
     main(["sft", "job.yaml"])
     folder = as_ended("stopped")
     folder.config.write_text("epochs: none\n")
-    with pytest.raises(UserError, match=r"epochs: must be a whole number"):
+    with pytest.raises(UserError, match=r"epochs: the value must be a whole number"):
         offline_jobs.resume(folder)
 
 

@@ -84,7 +84,7 @@ def test_the_walk_reaches_every_section() -> None:
 def test_a_number_that_is_not_finite_is_refused_in_words(path: str, value: float) -> None:
     config, problems = build(config_of({path: value}))
     assert config is None
-    assert [str(problem) for problem in problems] == [f"{path}: must be a finite number, not {value}"]
+    assert [str(problem) for problem in problems] == [f"{path}: the value must be a finite number, not {value}"]
 
 
 def test_every_float_refuses_infinity() -> None:
@@ -97,7 +97,7 @@ def test_every_float_refuses_infinity() -> None:
 def test_a_group_too_large_to_keep_is_refused_at_once() -> None:
     config, problems = build(config_of({"group_size": 10**11}))
     assert config is None
-    assert str(problems[0]) == "group_size: must be at most 65,536, not 100000000000"
+    assert str(problems[0]) == "group_size: the value must be at most 65,536, not 100000000000"
 
 
 def test_too_many_samples_at_once_name_the_memory_they_take() -> None:

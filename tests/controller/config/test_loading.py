@@ -143,9 +143,12 @@ class TestProblems:
         assert len(found) == 5
         assert all("command line" in line for line in found)
         text = "\n".join(found)
-        assert "num_steps: must be a whole number, not `ten`" in text
-        assert "trainer.optimizer.lr: must be at least 0, not -1" in text
-        assert "mode: must be one of `async` | `one_step_off` | `sync`, not `asink` -> did you mean `async`?" in text
+        assert "num_steps: the value must be a whole number, not `ten`" in text
+        assert "trainer.optimizer.lr: the value must be at least 0, not -1" in text
+        sentence = (
+            "mode: the value must be one of `async` | `one_step_off` | `sync`, not `asink` -> did you mean `async`?"
+        )
+        assert sentence in text
         assert "grup_size: no such key -> did you mean group_size" in text
 
     @pytest.mark.parametrize(
@@ -178,14 +181,15 @@ class TestProblems:
             MINIMAL + "trainer:\n  optimizer:\n    lr: fast\nreward:\n  scorers:\n    - {kid: 1}\n"
         )
         assert problems() == [
-            "job.yaml:8: trainer.optimizer.lr: must be a number, not `fast`",
-            "job.yaml:11: reward.scorers.0.kind: is required -> set this key: `math`, `code` or another of the built-in"
+            "job.yaml:8: trainer.optimizer.lr: the value must be a number, not `fast`",
+            "job.yaml:11: reward.scorers.0.kind: this key is required -> set this key: `math`, `code` or "
+            "another of the built-in"
             " ones (docs/rewards.md), or your own `module:function`.",
             "job.yaml:11: reward.scorers.0.kid: no such key -> did you mean reward.scorers.0.kind?",
         ]
 
     def test_true_is_not_a_number(self) -> None:
-        assert problems("num_steps=true") == ["command line: num_steps: must be a whole number, not true"]
+        assert problems("num_steps=true") == ["command line: num_steps: the value must be a whole number, not true"]
 
     def test_temperature_zero_points_to_evaluation(self) -> None:
         assert "eval.temperature" in problems("sampling.temperature=0")[0]
@@ -200,7 +204,7 @@ class TestProblems:
     def test_missing_section_is_named(self) -> None:
         Path("job.yaml").write_text("name: x\n")
         assert problems() == [
-            "job.yaml: data: is required -> set this key: What the policy is trained and evaluated on."
+            "job.yaml: data: this key is required -> set this key: What the policy is trained and evaluated on."
         ]
 
     def test_section_given_as_a_value_lists_its_keys(self) -> None:

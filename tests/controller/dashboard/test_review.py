@@ -180,7 +180,7 @@ def test_a_users_mistakes_are_named_before_the_page_is_served(
     assert main(["data", "review", str(tmp_path / "none.jsonl")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert main(["data", "review", str(review), "-o", str(tmp_path / "x")]) == 2
-    assert "must be given together" in capsys.readouterr().err
+    assert "must be specified together" in capsys.readouterr().err
     assert main(["data", "review", str(review), str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "x")]) == 2
     assert "no such file" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -134,7 +134,7 @@ def test_a_request_under_a_foreign_name_is_refused(runs):
         for path in ("/", "/events", "/static/dashboard.js"):
             async with client.get(path, headers={"Host": "evil.example"}) as answer:
                 assert answer.status == 421
-                assert "not a name of this server" in (await answer.json())["error"]
+                assert "does not belong to this server" in (await answer.json())["error"]
 
     ask(runs, scene)
 

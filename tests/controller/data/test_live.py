@@ -207,7 +207,7 @@ def test_a_bad_start_is_one_message(path: Path, content: str, error: str) -> Non
         ("data.train={path: 'rows*.jsonl', follow: true}", "requires a single .jsonl file"),
         ("data.train={path: rows.json, follow: true}", "requires a single .jsonl file"),
         ("data.train={generator: running_sum, follow: true}", "requires a single .jsonl file"),
-        ("data.train={path: rows.jsonl, new_share: 0.5}", "data.train.new_share: has no effect"),
+        ("data.train={path: rows.jsonl, new_share: 0.5}", "data.train.new_share: this key has no effect"),
         ("data.epochs=2", "data.train.follow and data.epochs are mutually exclusive"),
         ("data.train.stages=[schema]", "data.train.follow and data.train.stages are mutually exclusive"),
     ],

@@ -109,7 +109,7 @@ def test_files_of_a_glob_follow_each_other_until_the_limit_and_later_ones_are_no
         rows = read(path=str(tmp_path / "*.jsonl"), limit=limit)
         assert list(rows) == ROWS[:limit]
         assert rows.where(limit - 1) == f"{tmp_path}/{'aabb'[limit - 1]}.jsonl:{(limit - 1) % 2 + 1}"
-    with pytest.raises(UserError, match=r"c\.jsonl:1: invalid JSON"):
+    with pytest.raises(UserError, match=r"c\.jsonl:1: the line is not valid JSON"):
         read(path=str(tmp_path / "*.jsonl"), limit=5)
     (tmp_path / "b.jsonl").write_text("\n")
     with pytest.raises(UserError, match=r"b\.jsonl: the file contains no rows"):
@@ -166,10 +166,25 @@ def test_folder_is_no_file_and_the_first_of_its_files_is_an_example(tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "where", "words", "remedy"),
     [
-        (b'{"a": 1}\n\n{"a" 2}\n', ":3", "invalid JSON (Expecting ':' delimiter at column 6)", "write one JSON object"),
-        (b"[\n1]\n", ":1", "invalid JSON", "the file looks like a single JSON document: rename it to .json"),
-        (b"{\n}\n", ":1", "invalid JSON", "the file looks like a single JSON document: rename it to .json"),
-        (b'{"a": 1}\n[\n', ":2", "invalid JSON", "write one JSON object per line"),
+        (
+            b'{"a": 1}\n\n{"a" 2}\n',
+            ":3",
+            "the line is not valid JSON (Expecting ':' delimiter at column 6)",
+            "write one JSON object",
+        ),
+        (
+            b"[\n1]\n",
+            ":1",
+            "the line is not valid JSON",
+            "the file looks like a single JSON document: rename it to .json",
+        ),
+        (
+            b"{\n}\n",
+            ":1",
+            "the line is not valid JSON",
+            "the file looks like a single JSON document: rename it to .json",
+        ),
+        (b'{"a": 1}\n[\n', ":2", "the line is not valid JSON", "write one JSON object per line"),
         (b'{"a": 1}\n7\n', ":2", "a row must be a JSON object, not int", ""),
     ],
 )
@@ -288,7 +303,10 @@ def test_folder_of_a_dataset_is_loaded_as_what_it_is(
     assert asked == [str(tmp_path / "splits"), str(tmp_path / "whole"), (str(tmp_path / "files"), None, "train")]
     assert list(read(dataset=str(tmp_path / "splits"), split="test")) == ROWS[:1]
     missing = refused(dataset=str(tmp_path / "splits"), split="dev")
-    assert (missing.what, missing.remedy) == ("the dataset has no split `dev`", "use one of its splits: train, test")
+    assert (missing.what, missing.remedy) == (
+        "the dataset has no split `dev`",
+        "use one of the splits of the dataset: train, test",
+    )
 
 
 def test_dataset_that_cannot_be_loaded_is_one_sentence_with_the_ways_there_are(

@@ -197,11 +197,11 @@ class TestFiles:
         [
             ("a.jsonl", b"", "contains no rows"),
             ("a.jsonl", b"\n \n", "contains no rows"),
-            ("a.jsonl", b'{"prompt": "p", "answer": "1"}\n{"prompt": \n', "a.jsonl:2: invalid JSON"),
+            ("a.jsonl", b'{"prompt": "p", "answer": "1"}\n{"prompt": \n', "a.jsonl:2: the line is not valid JSON"),
             ("a.jsonl", b"[1]\n", "a.jsonl:1: a row must be a JSON object, not list"),
             ("a.jsonl", b"[\n{}\n]\n", "rename it to .json"),
             ("a.jsonl", b'{"prompt": "\xff"}\n', "a.jsonl:1: the file is not UTF-8 text"),
-            ("a.jsonl", b"[" * 100_000, "invalid JSON"),
+            ("a.jsonl", b"[" * 100_000, "not valid JSON"),
             ("a.json", b'{"a": 1}', "the file must contain a list of rows"),
             ("a.json", b'{"a": 1}\n{"a": 2}', "rename it to .jsonl"),
             ("a.json", b"[1]", "a row must be an object"),
@@ -240,7 +240,7 @@ class TestDatasets:
         saved.save_to_disk(str(tmp_path / "d"))
         table = load_train(config_of({"dataset": str(tmp_path / "d"), "limit": 2}))
         assert [row["answer"] for row in table] == ["1234", "1234"]
-        with pytest.raises(UserError, match="splits: train"):
+        with pytest.raises(UserError, match="splits of the dataset: train"):
             load_train(config_of({"dataset": str(tmp_path / "d"), "split": "test"}))
 
     def test_a_folder_of_files_is_read(self, tmp_path: Path, datasets: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_missing_column_is_named_with_the_way_to_map_it() -> None:
     assert e.value.remedy == "map the column with data.train.columns.prompt=promt; existing columns: promt, answer"
     with pytest.raises(UserError, match="no column `ask`") as e:
         reader({"prompt": "p", "answer": 1}, prompt="ask")
-    remedy = "existing columns: prompt, answer; map the correct column with data.train.columns.prompt=..."
+    remedy = "existing columns: prompt, answer; specify the correct column with data.train.columns.prompt=..."
     assert e.value.remedy == remedy
     with pytest.raises(UserError, match="no column for the response") as e:
         reader({"prompt": "p", "x": 1}, "warm_start.data")

@@ -65,7 +65,7 @@ def test_check_that_hangs_is_reported_and_the_others_are_not_held_up() -> None:
     hung, fine = run_checks(checks, Machine())
     release.set()
     assert (hung.finding.verdict, fine.finding.verdict) == ("problem", "ok")
-    assert "no result within 0.05 s" in hung.finding.found
+    assert "the check returned no result within 0.05 s" in hung.finding.found
 
 
 def test_check_without_anything_to_say_has_no_line() -> None:

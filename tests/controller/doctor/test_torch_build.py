@@ -126,7 +126,7 @@ def test_driver_absent_fitting_too_old_and_broken() -> None:
 
 def test_driver_too_old_for_this_cuda_names_both_numbers() -> None:
     found = torch_build.driver(on_gpu(gpu(), programs=SMI, says=lambda argv: Ran(0, "535.104.05\n")))
-    assert found.found == "NVIDIA driver 535.104.05, but CUDA 13.0 requires version 580 or newer"
+    assert found.found == "the NVIDIA driver has version 535.104.05, but CUDA 13.0 requires version 580 or newer"
 
 
 def test_driver_is_read_from_the_kernel_where_nvidia_smi_is_missing() -> None:

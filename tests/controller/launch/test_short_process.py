@@ -22,8 +22,8 @@ class Ended:
     [
         (2, "noise\nerror: no such scorer\n", UserError, "no such scorer"),
         (2, "", UserError, "a.module rejected its input"),
-        (1, f"{'x' * 9}{'y' * 1999}z\n", OperationError, f"a.module ended with status 1: {'y' * 1999}z"),
-        (-9, "", OperationError, "a.module ended with status -9: "),
+        (1, f"{'x' * 9}{'y' * 1999}z\n", OperationError, f"the process a.module exited with status 1: {'y' * 1999}z"),
+        (-9, "", OperationError, "the process a.module exited with status -9: "),
     ],
 )
 def test_end_of_a_process_is_named(
@@ -41,7 +41,7 @@ def test_process_that_does_not_end_is_named_with_its_limit(monkeypatch: pytest.M
         raise subprocess.TimeoutExpired(command, timeout_s)
 
     monkeypatch.setattr(short_process, "run_guarded", hang)
-    with pytest.raises(OperationError, match=r"^a\.module did not end within 2\.5 s$"):
+    with pytest.raises(OperationError, match=r"^the process a\.module did not exit within 2\.5 s$"):
         run_module(["a.module", "in"], 2.5)
 
 

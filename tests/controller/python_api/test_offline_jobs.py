@@ -40,7 +40,7 @@ def test_dict_and_config_object_are_passed_on_whole(started, make):
 def test_mistakes_are_raised_before_anything_starts(started):
     with pytest.raises(ConfigError, match=r"trainer.optimizer.learning_rate: no such key"):
         areal_like.sft("offline/sft", trainer__optimizer__learning_rate=1)
-    with pytest.raises(ConfigError, match=r"epochs: must be greater than 0, not 0"):
+    with pytest.raises(ConfigError, match=r"epochs: the value must be greater than 0, not 0"):
         areal_like.reward_model(CONFIG, epochs=0)
     assert not started
 

@@ -185,7 +185,7 @@ def test_groups_of_equal_rewards_are_hopeless_or_solved():
     hopeless = np.zeros(320)
     hopeless[3] = 1.0
     found = verdict(samples=stats(hopeless), steps=step_rows(reward_mean=0.003))
-    assert found.title.startswith("In the last steps, 100 % of the groups carry no signal")
+    assert found.title.startswith("In the last steps, 100 % of the groups provide no learning signal")
     assert found.severity == "bad"
     solved = np.ones(320)
     solved[:8:2] = 0.0

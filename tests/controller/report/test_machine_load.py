@@ -50,7 +50,7 @@ def test_a_fast_scorer_is_not_blamed_for_a_machine_that_others_use():
     (verdict,) = diagnose(made_run(pulses=pulses, settings=SMALL))
     assert (verdict.kind, verdict.severity) == ("machine_busy", "info")
     assert "Other programs used 1.9 of the 2 cores" in verdict.title
-    assert "are therefore not judged" in verdict.detail
+    assert "are therefore not evaluated" in verdict.detail
     assert diagnose(made_run(pulses=without_queues(pulses), settings=SMALL))[0].kind == "scoring_stalls"
 
 

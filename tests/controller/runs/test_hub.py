@@ -84,7 +84,7 @@ def test_an_export_sends_nothing_unless_asked(
     assert f"vllm serve {tmp_path / 'out'}" in words
     assert convert.export("run", str(tmp_path / "out"), **asked, repository="me/model") == 0
     assert exported == [("me/model", {"is_public": False, "message": "step_000004 of run"})]
-    assert "uploaded to url" in capsys.readouterr().out
+    assert "uploaded the model to url" in capsys.readouterr().out
     with pytest.raises(UserError, match="--public: --public requires a repository"):
         convert.export("run", str(tmp_path / "out"), **asked, is_public=True)
 

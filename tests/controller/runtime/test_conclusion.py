@@ -125,7 +125,7 @@ def test_an_early_end_that_was_asked_for_is_no_failure_and_says_so(
 ) -> None:
     assert session.conclude(Outcome(status, "on request")) == exit_status
     line = capsys.readouterr().out.splitlines()[-1]
-    continued = f"stopped (on request); continue with: areal-like resume {session.folder.root}"
+    continued = f"the run was stopped (on request); continue with: areal-like resume {session.folder.root}"
     assert line == (continued if status == "stopped" else "on request")
 
 

@@ -183,7 +183,7 @@ def test_a_peer_out_of_reach_is_removed_and_a_rollout_worker_counts_as_lost(
     if role is not None:
         bench.hub.peers["one"] = SimpleNamespace(role=role, incarnation="a")
     bench.out.send("one", m.SaveCheckpoint(reason="asked"))
-    assert "one is unreachable, so the message SaveCheckpoint was not sent" in caplog.messages
+    assert "one is unreachable, so a message of type SaveCheckpoint was not sent" in caplog.messages
     assert bench.hub.peers == {}
     assert bench.unreachable == ([] if role is None else ["one"])
     lost = WorkerLost(worker="one", reason="unreachable", incarnation="a", may_live=True)

@@ -92,7 +92,7 @@ def test_a_conversation_that_began_again_is_continued_by_its_tokens() -> None:
 
 
 def test_thinking_is_one_of_two_words() -> None:
-    with pytest.raises(UserError, match="thinking must be keep or template"):
+    with pytest.raises(UserError, match="`thinking` must be `keep` or `template`"):
         AgentWorkflow(command=["sh"], thinking="drop")  # type: ignore[arg-type]
 
 

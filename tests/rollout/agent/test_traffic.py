@@ -556,13 +556,13 @@ def test_a_key_is_required_where_there_is_one_and_web_pages_need_one(monkeypatch
     ("options", "said"),
     [
         ({}, "port"),
-        ({"port": 0}, "port must be a number from 1 to 65535"),
+        ({"port": 0}, "`port` must be a whole number from 1 to 65535"),
         ({"port": 8001, "host": "0.0.0.0"}, "other machines may be able to connect to 0.0.0.0"),
         ({"port": 8001, "key_variable": "NO_SUCH_KEY"}, "environment variable NO_SUCH_KEY is not set"),
-        ({"port": 8001, "reward_timeout_s": 0}, "reward_timeout_s must be a number greater than 0"),
-        ({"port": 8001, "on_missing_reward": "zero"}, "on_missing_reward must be drop or a finite number"),
-        ({"port": 8001, "on_missing_reward": float("nan")}, "on_missing_reward must be drop or a finite number"),
-        ({"port": 8001, "thinking": "no"}, "thinking must be keep or template"),
+        ({"port": 8001, "reward_timeout_s": 0}, "`reward_timeout_s` must be a number greater than 0"),
+        ({"port": 8001, "on_missing_reward": "zero"}, "`on_missing_reward` must be `drop` or a finite number"),
+        ({"port": 8001, "on_missing_reward": float("nan")}, "`on_missing_reward` must be `drop` or a finite number"),
+        ({"port": 8001, "thinking": "no"}, "`thinking` must be `keep` or `template`"),
         ({"port": 8001, "format": "none"}, "none"),
     ],
 )

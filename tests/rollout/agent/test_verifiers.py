@@ -100,10 +100,10 @@ def test_without_the_package_the_extra_and_the_option_are_named(monkeypatch: pyt
     [
         ("0.1.14", {"endpoint": "tokens", "tokenizer": "t"}, "`endpoint: tokens` requires verifiers 0.4, but"),
         ("0.4.0", {"endpoint": "tokens"}, "`endpoint: tokens` requires a tokenizer"),
-        ("0.4.0", {"endpoint": "text"}, "endpoint must be chat or tokens, not 'text'"),
+        ("0.4.0", {"endpoint": "text"}, "`endpoint` must be `chat` or `tokens`, not 'text'"),
         ("0.4.0", {"environment": ""}, "environment must be the name of a verifiers environment, not ''"),
         ("0.4.0", {"python": "no/such/python"}, "there is no program"),
-        ("0.4.0", {"timeout_s": 0.0}, "timeout_s must be greater than 0"),
+        ("0.4.0", {"timeout_s": 0.0}, "`timeout_s` must be greater than 0"),
     ],
 )
 def test_options_that_cannot_be_used_say_why(

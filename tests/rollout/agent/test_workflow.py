@@ -271,7 +271,7 @@ def test_sample_without_an_answer_has_one_token() -> None:
 
 @pytest.mark.parametrize("command", ["sh", [], ["sh", 3], [["sh"]]])
 def test_command_that_is_no_list_of_words_is_refused(command: Any) -> None:
-    with pytest.raises(UserError, match="command must be a list of strings"):
+    with pytest.raises(UserError, match="`command` must be a list of strings"):
         AgentWorkflow(command=command)
 
 

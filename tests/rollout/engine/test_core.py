@@ -195,7 +195,10 @@ def test_an_answer_with_tokens_of_a_newer_version_fails_and_one_of_this_version_
     bench.core.refill()
     ((ticket, error),) = bench.core.take_ended()
     assert isinstance(error, EngineError)
-    assert (ticket, str(error)) == (1, "the prefix was sampled by version 4, but the engine has version 3")
+    assert (ticket, str(error)) == (
+        1,
+        "the answer so far was sampled by version 4, which is newer than version 3 of the engine",
+    )
     assert list(bench.progress()) == [2]
     assert bench.core.take_ended() == []
 

@@ -103,7 +103,9 @@ def test_fewer_slots_are_proposed_the_smallest_change_first() -> None:
     assert list(Echo().memory_settings(job_of(num_slots=1))) == []
 
 
-@pytest.mark.parametrize(("section", "remedy"), [("", "set options: {}"), ("echo", "use rollout.engine.echo instead")])
+@pytest.mark.parametrize(
+    ("section", "remedy"), [("", "remove these options"), ("echo", "use the settings in rollout.engine.echo instead")]
+)
 def test_options_are_to_be_written_where_the_engine_is_configured(section: str, remedy: str) -> None:
     class Sectioned(Echo):
         pass

@@ -153,10 +153,16 @@ def test_a_request_aborted_in_the_queue_repeats_its_last_token_in_vain():
     ("changed", "said"),
     [
         ({"output_token_logprobs": [[-0.5, 4, None]]}, "sent 2 tokens with 1 log-probs"),
-        ({"output_token_logprobs": [[-0.5, 4, None], [-0.5, 9, None]]}, "do not belong to the tokens that it sent"),
+        (
+            {"output_token_logprobs": [[-0.5, 4, None], [-0.5, 9, None]]},
+            "differ from the token ids that the server sent",
+        ),
         ({"completion_tokens": 3}, "the server reports a total of 3 tokens, but sent 2 tokens"),
-        ({"weight_versions": [{"version": "1", "start": 0, "end": 1}]}, "do not cover tokens"),
-        ({"weight_version": "default"}, "weights named `default`"),
+        (
+            {"weight_versions": [{"version": "1", "start": 0, "end": 1}]},
+            "reported no weight version for some of the tokens",
+        ),
+        ({"weight_version": "default"}, "with the weights `default`"),
     ],
 )
 def test_events_that_contradict_themselves_are_errors(changed, said):

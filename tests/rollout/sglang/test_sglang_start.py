@@ -51,8 +51,8 @@ def test_further_arguments_become_words_of_the_command_line():
         ({"enable_metrics": "yes"}, "does not accept a value"),
         ({"chunked_prefill_size": True}, "requires a value"),
         ({"schedule_policy": "best"}, "cannot be `best`.*one of lpm, fcfs"),
-        ({"port": 30000}, "`port` is set by areal_like"),
-        ({"model_path": "x"}, "`model-path` is set by areal_like"),
+        ({"port": 30000}, "`port` is reserved for areal_like"),
+        ({"model_path": "x"}, "`model-path` is reserved for areal_like"),
     ],
 )
 def test_arguments_this_version_does_not_take_are_refused(arguments, said):

@@ -140,7 +140,7 @@ class Server:
         self.calls.append(["load", sorted(info["tensors"])])
         version = Path(info["folder"]).name.partition("-")[0]
         if version == os.environ.get("FAKE_REFUSE_VERSION"):
-            return web.json_response({"error": "1 tensors differ from the announced ones"}, status=500)
+            return web.json_response({"error": "1 tensors differ from those in the update request"}, status=500)
         if version == os.environ.get("FAKE_DIE_LOADING") and not self.marked("died loading"):
             os._exit(9)
         if version == os.environ.get("FAKE_CRASH_LOADING") and not self.marked("crashed loading"):

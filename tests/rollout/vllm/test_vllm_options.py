@@ -65,7 +65,7 @@ def test_models_that_vllm_cannot_run_here_are_refused() -> None:
     assert list(VLLM.model_problems(job("cuda"), narrow)) == []
     assert list(VLLM.model_problems(job(), narrow | {"head_dim": 64})) == []
     (problem,) = VLLM.model_problems(job(), {"model_type": "mixtral", "num_local_experts": 8})
-    assert "expert weights of model type mixtral in vLLM's loader" in problem.what
+    assert "mixture-of-experts models of type mixtral are not supported with vLLM" in problem.what
     moe = {"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 64}
     assert list(VLLM.model_problems(job(), moe)) == []
     (problem,) = VLLM.model_problems(job(probe=True), moe)
@@ -163,8 +163,8 @@ def test_a_servers_gpus_are_counted_among_those_that_its_worker_sees(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"dtype": "half"}, "`dtype` is set by areal_like, or is not supported"),
-        ({"enable-lora": True}, "`enable-lora` is set by areal_like, or is not supported"),
+        ({"dtype": "half"}, "`dtype` is reserved for areal_like, or is not supported"),
+        ({"enable-lora": True}, "`enable-lora` is reserved for areal_like, or is not supported"),
         ({"max-num-batched-token": 3}, "vLLM 0.32.0 has no argument `max-num-batched-token` -> did you mean"),
         ({"enable_log_requests": 3}, "`enable_log_requests` does not accept a value"),
     ],

@@ -189,7 +189,9 @@ def test_a_refused_version_leaves_the_old_one_in_use_on_a_new_server(fake_vllm, 
     async def body():
         async with fake_vllm.engine() as engine:
             tasks = await fake_vllm.begin(engine)
-            with pytest.raises(WeightError, match=r"vLLM cannot load version 1: .*differ from the announced ones"):
+            with pytest.raises(
+                WeightError, match=r"vLLM cannot load version 1: .*differ from those in the update request"
+            ):
                 await engine.load_version(fake_vllm.publish(1), "recompute")
             assert engine.version == 0
             for outcome in await asyncio.gather(*tasks):
@@ -251,7 +253,7 @@ def test_a_server_with_another_sampler_is_not_used(fake_vllm, monkeypatch):
     async def body():
         engine = fake_vllm.make()
         try:
-            with pytest.raises(EngineError, match="has a different sampler"):
+            with pytest.raises(EngineError, match="uses an unsupported sampler"):
                 await engine.start()
         finally:
             await engine.close()

@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_and_a_filled_folder_are_refused(tmp_path: Path, fo
     folder = saved(tmp_path, tensors_of_base())
     (tmp_path / "filled").mkdir()
     (tmp_path / "filled" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="the path already exists"):
+    with pytest.raises(UserError, match="the path exists and is not an empty folder"):
         export_adapter(folder, tmp_path / "filled", form=form)  # type: ignore[arg-type]
     weights = folder / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())

@@ -113,7 +113,7 @@ def test_what_cannot_be_converted_is_the_users_mistake_in_one_sentence(tmp_path:
         import_folder(tmp_path / "empty", tmp_path / "a")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_text("")
-    with pytest.raises(UserError, match="the path already exists"):
+    with pytest.raises(UserError, match="the path exists and is not an empty folder"):
         import_folder(tmp_path / "hf", tmp_path / "a")
     save_file({"w": torch.ones(2), "v": torch.ones(2).bfloat16()}, tmp_path / "empty" / "model.safetensors")
     with pytest.raises(UserError, match="the weights have several dtypes, or one that is not supported: BF16, F32"):

@@ -197,7 +197,7 @@ def test_a_model_that_drops_the_boundaries_is_refused(tiny_model: Callable[..., 
     model, (tokens, masks) = tiny_model("qwen3"), sequences((5, 6))
     attach(model, SDPA)
     packed = PackedSequences.build(tokens, masks)
-    with pytest.raises(UserError, match="the boundaries of the packed sequences"):
+    with pytest.raises(UserError, match="does not pass the boundaries of packed sequences"):
         model(input_ids=packed.tokens_T[None], position_ids=packed.positions_T[None], use_cache=False)
 
 
@@ -213,7 +213,7 @@ def test_agreement_check_refuses_a_layer_that_mixes_neighbouring_sequences(tiny_
     layer = model.model.layers[1]
     forward = layer.forward
     layer.forward = lambda *args, **kwargs: forward(*args, **kwargs).cumsum(1)  # like a recurrence over the row
-    with pytest.raises(UserError, match="cannot be trained on packed sequences"):
+    with pytest.raises(UserError, match="which can be trained on packed sequences"):
         agreement.check(model, SDPA, torch.float32)
 
 

@@ -37,7 +37,7 @@ def test_what_cannot_be_predicted_is_refused() -> None:
     tokens = [np.arange(4, dtype=np.int32)]
     with pytest.raises(ValueError, match="first token"):
         PackedSequences.build(tokens, [np.ones(4, bool)])
-    with pytest.raises(ValueError, match="no tokens to predict"):
+    with pytest.raises(ValueError, match="the loss masks select no tokens"):
         PackedSequences.build(tokens, [np.zeros(4, bool)])
     with pytest.raises(ValueError, match="got 4 tokens and a loss mask of length 3"):
         PackedSequences.build(tokens, [np.asarray([False, True, True])])

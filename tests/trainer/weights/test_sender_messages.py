@@ -260,7 +260,7 @@ def test_requests_for_a_group_go_to_the_rounds_and_without_any_are_refused(tmp_p
     async def without(stage: Stage) -> None:
         stage.ask(Hello(role="rollout", name="w1", pid=1, run_id="r", incarnation="x"))
         answer = await stage.answer(JoinRequest(version=1, lineage="l0"))
-        assert answer == NoGroup(version=1, lineage="l0", reason="there is no process group")
+        assert answer == NoGroup(version=1, lineage="l0", reason="the trainer has no process group")
 
     play(tmp_path / "b", without)
 

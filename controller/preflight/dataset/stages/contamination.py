@@ -130,7 +130,9 @@ class Contamination(RowStage[ContaminationOptions]):
         similar = self._similar.find(sketch) if sketch is not None else None
         if similar is None or not self._has_answer_of(row, int(similar[0]), similar[1]):
             return None
-        return Finding("similar evaluation prompt", f"similarity {similar[1]:.2f} to {texts.places[int(similar[0])]}")
+        return Finding(
+            "similar evaluation prompt", f"the similarity is {similar[1]:.2f} to {texts.places[int(similar[0])]}"
+        )
 
     def _has_answer_of(self, row: Row, index: int, share: float) -> bool:
         """Whether the answers do not show that the row is another problem than an evaluation row. The letter of a
@@ -154,7 +156,7 @@ class Contamination(RowStage[ContaminationOptions]):
                 if place < 0 or _CONTINUES.match(whole, place + len(other) - 1):
                     continue
                 if self._has_answer_of(row, index, 1.0):
-                    return Finding("contains an evaluation prompt", f"all of {texts.places[index]}")
+                    return Finding("the prompt contains an evaluation prompt", f"all of {texts.places[index]}")
         return None
 
     def _overlap(self, row: Row, parts: list[str]) -> Finding | None:
@@ -168,16 +170,21 @@ class Contamination(RowStage[ContaminationOptions]):
             other, theirs, place = texts.tokens[index], texts.numbers[index], texts.places[index]
             of_theirs, of_mine = count / texts.num_grams[index], count / len(grams)
             if other in whole:
-                return Finding("contains an evaluation prompt", f"all of {place}")
+                return Finding("the prompt contains an evaluation prompt", f"all of {place}")
             if whole in other:
-                return Finding("part of an evaluation prompt", f"of {place}")
+                return Finding("the prompt is part of an evaluation prompt", f"of {place}")
             is_inside = of_theirs >= least and (not self._with_numbers or theirs <= mine)
             is_part = of_mine >= least and (not self._with_numbers or mine <= theirs)
             if not (is_inside or is_part) or not self._has_answer_of(row, index, max(of_theirs, of_mine)):
                 continue
             if is_inside:
-                return Finding("contains an evaluation prompt", f"{of_theirs:.0%} of the {self._names()} of {place}")
-            return Finding("part of an evaluation prompt", f"{of_mine:.0%} of the row's {self._names()} are in {place}")
+                return Finding(
+                    "the prompt contains an evaluation prompt", f"{of_theirs:.0%} of the {self._names()} of {place}"
+                )
+            return Finding(
+                "the prompt is part of an evaluation prompt",
+                f"{of_mine:.0%} of the row's {self._names()} are in {place}",
+            )
         return None
 
     def _names(self) -> str:

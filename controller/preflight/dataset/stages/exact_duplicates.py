@@ -40,7 +40,10 @@ class ExactDuplicates(SetStage[ExactOptions]):
         if earlier is None:
             return None
         place, other = earlier
-        return Finding("same prompt" if other == answer else "same prompt, different answer", f"same as {place}")
+        return Finding(
+            "same prompt" if other == answer else "same prompt, different answer",
+            f"the prompt is the same as in {place}",
+        )
 
     def close(self) -> None:
         self._seen.close()

@@ -28,7 +28,7 @@ class LanguageOptions(Settings):
     def _are_codes(cls, allowed: tuple[str, ...]) -> tuple[str, ...]:
         for code in allowed:
             if not (2 <= len(code) <= 3 and code.isascii() and code.islower()):
-                raise ValueError(f"`{code}` is not a language code such as en or de")
+                raise ValueError(f"`{code}` is not a valid language code; use a code such as en or de")
         return allowed
 
 

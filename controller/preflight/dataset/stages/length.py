@@ -31,7 +31,9 @@ class Length(RowStage[LengthOptions]):
         options = self.options
         length = len(row.prompt.strip())
         if length < options.min_prompt:
-            return Finding("short prompt", f"{length} characters, but the minimum is {options.min_prompt}")
+            return Finding(
+                "short prompt", f"the prompt has {length} characters, but the minimum is {options.min_prompt}"
+            )
         for what, text, most in (
             ("prompt", row.prompt, options.max_prompt),
             ("answer", row.answer, options.max_answer),

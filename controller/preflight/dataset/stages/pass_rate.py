@@ -74,7 +74,7 @@ def _read_verdicts(path: Path, solved_value: float) -> dict[str, tuple[int, int]
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
                     remedy = "specify the output file of `areal-like score`"
                     raise UserError(
-                        "the line is not a verdict with `id` and `value`", where=where, remedy=remedy
+                        "the line is not a JSON object with `id` and `value`", where=where, remedy=remedy
                     ) from error
                 if key is not None and isinstance(value, int | float):
                     solved, scored = counts.get(str(key), (0, 0))

@@ -102,7 +102,7 @@ def _damage(text: str, name: str) -> Finding | None:
 
 
 def _at(found: re.Match[str], name: str, reason: str) -> Finding:
-    return Finding(reason, f"`{name}`, character {found.start() + 1}: {ascii(found[0])[1:-1]}")
+    return Finding(reason, f"character {found.start() + 1} of `{name}`: {ascii(found[0])[1:-1]}")
 
 
 def unclosed(text: str) -> str:

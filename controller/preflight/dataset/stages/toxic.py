@@ -54,7 +54,7 @@ class Toxic(RowStage[ToxicOptions]):
             for length, phrases in self._phrases.items():
                 for start in range(len(parts) - length + 1):
                     if tuple(parts[start : start + length]) in phrases:
-                        return Finding("listed word", f"`{name}`: word {start + 1}")
+                        return Finding("listed word", f"word {start + 1} of `{name}`")
             if (
                 self._classify is not None
                 and text.strip()

@@ -63,7 +63,7 @@ def check_folder(folder: str, expected: dict[str, list[int]]) -> list[str]:
     wrong = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
     if wrong:
         first = f"{wrong[0]} has shape {found.get(wrong[0])}, expected {expected.get(wrong[0])}"
-        raise ValueError(f"{len(wrong)} tensors in {folder} differ from the announced ones: {first}")
+        raise ValueError(f"{len(wrong)} tensors in {folder} differ from those in the update request: {first}")
     return files
 
 

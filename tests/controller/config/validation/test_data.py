@@ -26,7 +26,7 @@ def found(config: RunConfig) -> list[str]:
         ({"data__train": {"generator": "tool_sum", "system_prompt": "x"}}, "data.train.system_prompt.*has none"),
         (
             {"data__train": {"generator": "tool_sum", "chat_template_kwargs": {"tools": 1}}},
-            "chat_template_kwargs.tools.*argument of the chat template that this program sets itself",
+            "chat_template_kwargs.tools.*sets this argument of the chat template itself",
         ),
         (
             {"data__train": {"generator": "tool_sum", "system_prompt": "x"}, "rollout__prompt_template": "{prompt}"},
@@ -46,9 +46,12 @@ def found(config: RunConfig) -> list[str]:
                 "data__eval": None,
                 "data__eval_sets": {"red_team": {"generator": "running_sum"}},
             },
-            "eval_sets.red_team: is the name of the set data.red_team",
+            "eval_sets.red_team: this name is reserved for the set data.red_team",
         ),
-        ({"data__eval_sets": {"a b": {"generator": "running_sum"}}}, "data.eval_sets.a b: is not a valid name"),
+        (
+            {"data__eval_sets": {"a b": {"generator": "running_sum"}}},
+            "data.eval_sets.a b: `a b` cannot be used in metric names",
+        ),
         (
             {"rollout__red_team": {"refusals": ["no"]}},
             "rollout.red_team.*has no effect without data.red_team",
@@ -68,7 +71,7 @@ def found(config: RunConfig) -> list[str]:
         ),
         (
             {"trainer__checkpoint": {"best": {}, "every_steps": 20}, "eval__every_steps": 30},
-            "checkpoint.best: requires a checkpoint of every evaluated version",
+            "checkpoint.best: this key requires a checkpoint of every evaluated version",
         ),
         ({"eval__num_samples": 4}, "eval.num_samples.*greedy policy to one prompt are identical"),
         ({"data__eval_sets": {"a": {"generator": "running_sum"}}}, "eval_sets.*are mutually exclusive"),

@@ -65,11 +65,11 @@ def test_settings_of_emulated_devices_alone_are_valid() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (emulated(trainer={"loss": {"kl_coef": 0.1}}), "a reference model cannot be emulated"),
+        (emulated(trainer={"loss": {"kl_coef": 0.1}}), "emulated devices cannot run a reference model"),
         (emulated(trainer={"ranks": 2}), "a single process emulates all GPUs of the trainer"),
         (
             emulated(sampling={"forced_lengths": "length"}),
-            "with emulation, answer lengths are already sampled from a distribution",
+            "forced answer lengths have no effect on emulated devices",
         ),
         (emulated(rollout={"engine": {"kind": "sglang"}}), "the engine sglang cannot be emulated"),
         (emulated(emulation={"gpu": "h9000"}), "emulation.gpu"),

@@ -47,9 +47,9 @@ def test_frozen_models_copies_and_roles_are_valid(models: tuple[dict[str, Any], 
         ({"name": "policy", "source": "start"}, "rollout.models.0.name: `policy` cannot be the name"),
         ({"name": "judge"}, "rollout.models.0.path: neither source nor path is given"),
         ({**JUDGE, "path": "x"}, "rollout.models.0.path: source and path are mutually exclusive"),
-        ({"name": "judge", "path": ""}, "rollout.models.0.path: is empty"),
+        ({"name": "judge", "path": ""}, "rollout.models.0.path: the value is empty"),
         ({**JUDGE, "refresh_every": 2}, "rollout.models.0.refresh_every: only a copy of the policy can be refreshed"),
-        ({**JUDGE, "adapter": ""}, "rollout.models.0.adapter: is empty"),
+        ({**JUDGE, "adapter": ""}, "rollout.models.0.adapter: the value is empty"),
         (
             {**RIVAL, "adapter": "a"},
             "rollout.models.0.adapter: an adapter requires a frozen base model, but the policy changes during training",
@@ -109,7 +109,7 @@ def test_a_built_in_workflow_calls_no_models() -> None:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"emulation": {}}, "a model with separate weights cannot be emulated"),
+        ({"emulation": {}}, "emulated devices cannot run a model with separate weights"),
         ({"placement": "colocated", "mode": "sync"}, "does not release its memory while the trainer uses the devices"),
         ({"trainer": {"weights": {"kind": "distributed"}}}, "`distributed` transfers versions without files"),
     ],

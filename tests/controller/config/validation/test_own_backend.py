@@ -82,7 +82,10 @@ def test_a_name_that_is_no_backend_is_one_problem_with_the_others(backend: str, 
 
 def test_options_are_for_backends_of_ones_own() -> None:
     (refusal,) = refusals(make(trainer={"backend": "fsdp", "backend_options": {"x": 1}}))
-    assert "trainer.backend_options: fsdp has no options, but these are set: x -> use trainer.fsdp instead" in refusal
+    assert (
+        "trainer.backend_options: fsdp has no options, but these are set: x -> use the settings in trainer.fsdp instead"
+        in refusal
+    )
 
 
 def test_its_state_is_counted_as_it_lays_it_out() -> None:

@@ -97,7 +97,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
         (
             {"trainer.critic": {}, "trainer.advantage.kind": "gae", "emulation": {}},
             "trainer.critic",
-            "cannot be emulated",
+            "emulated devices cannot train a critic",
         ),
         ({"trainer.lora": {"targets": []}}, "trainer.lora.targets", "nothing would be trained"),
         (
@@ -110,7 +110,7 @@ GUESSING = {"rollout.workflow": "environment", "reward.scorers": [], "reward.env
             "trainer.lora",
             "deepspeed cannot train an adapter -> set trainer.backend to torch or fsdp or auto, or set lora: null",
         ),
-        ({"trainer.lora": {}, "emulation": {}}, "trainer.lora", "cannot be emulated"),
+        ({"trainer.lora": {}, "emulation": {}}, "trainer.lora", "emulated devices cannot train an adapter"),
         ({"trainer.lr_by_ess": {}, "emulation": {}}, "trainer.lr_by_ess", "compute no log-probs"),
         ({"trainer.version_logprobs": {}, "emulation": {}}, "trainer.version_logprobs", "compute no log-probs"),
         (
@@ -362,7 +362,7 @@ def test_contradiction_is_refused_with_its_key_and_a_remedy(changes: dict[str, A
     ("weights", "words"),
     [
         ({"kind": "shm"}, "shared memory"),
-        ({"kind": "disk"}, "require a folder"),
+        ({"kind": "disk"}, "a folder that all hosts share"),
         ({"kind": "disk", "shared_dir": "/nfs/weights"}, None),
         ({"kind": "stream"}, None),
     ],

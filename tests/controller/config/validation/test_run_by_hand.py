@@ -95,7 +95,7 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
     [
         ({}, "data.train", "this section specifies no source of rows"),
         ({"path": "a", "dataset": "b"}, "data.train", "path and dataset are mutually exclusive"),
-        ({"path": ""}, "data.train.path", "is empty"),
+        ({"path": ""}, "data.train.path", "the value is empty"),
         ({"path": "a", "split": "x"}, "data.train.split", "this key has no effect with data.train.path"),
         ({"path": "a", "config": "x"}, "data.train.config", "this key has no effect with data.train.path"),
         ({"path": "a", "options": {"x": 1}}, "data.train.options", "this key has no effect with data.train.path"),
@@ -111,7 +111,11 @@ def test_last_value_that_is_right_and_the_first_that_is_wrong(
             "data.train.columns.promt",
             "this key is not a role to which a column can be mapped",
         ),
-        ({"path": "a", "columns": {"prompt": None}}, "data.train.columns.prompt", "must be the name of a column"),
+        (
+            {"path": "a", "columns": {"prompt": None}},
+            "data.train.columns.prompt",
+            "the value must be the name of a column",
+        ),
         (
             {"path": "a", "columns": {"prompt": "x", "messages": "y"}},
             "data.train.columns",

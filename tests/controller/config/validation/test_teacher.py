@@ -98,7 +98,7 @@ def test_a_model_that_no_built_in_workflow_calls_is_refused_if_it_is_not_the_tea
 def test_a_teacher_without_its_advantage_and_the_advantage_without_a_teacher_are_refused() -> None:
     rollout = {"models": (FROZEN,)}
     (problem,) = said(make(trainer={"teacher": {"model": "big"}}, rollout=rollout))
-    assert "trainer.teacher: is not used with trainer.advantage.kind: grpo" in problem
+    assert "trainer.teacher: this section is not used with trainer.advantage.kind: grpo" in problem
     problems = said(make(trainer={"advantage": DISTILLATION}))
     assert problems == [
         "trainer.advantage.kind: `distillation` requires a teacher, but none is configured -> trainer.teacher: {path: "

@@ -51,7 +51,7 @@ def test_kept_rows_keep_their_bytes_and_removed_ones_their_reason(tmp_path: Path
         (f"{source}:3", "schema", "empty prompt"), (f"{source}:4", "schema", "unreadable line"),
     ]  # fmt: skip
     assert removed[0]["row"] == second
-    assert removed[0]["evidence"] == f"same as {source}:1"
+    assert removed[0]["evidence"] == f"the prompt is the same as in {source}:1"
     assert removed[2]["raw_base64"] == "/3s="
     assert (report.num_in, report.num_out) == (5, 2)
 
@@ -66,7 +66,7 @@ def test_manifest_has_hashes_options_counts_and_examples(tmp_path: Path) -> None
     schema, duplicates = manifest["stages"]
     assert schema["options"] == {"markup": True}
     assert (duplicates["rows_in"], duplicates["removed"], duplicates["reasons"]) == (4, 1, {"same prompt": 1})
-    assert duplicates["examples"][0]["evidence"] == f"same as {source}:1"
+    assert duplicates["examples"][0]["evidence"] == f"the prompt is the same as in {source}:1"
     for name in ("rows.jsonl", "removed.jsonl"):
         content = (tmp_path / "out" / name).read_bytes()
         assert manifest["files"][name] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -236,7 +236,7 @@ def own_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "Checks",
-            r"Checks failed on .*rows.jsonl:1 \(the stage returned 'a reason', but it must return a Finding or None\)",
+            r"Checks failed on .*rows.jsonl:1 \(the stage returned 'a reason' instead of a Finding or None\)",
         ),
         ("Prepares", r"Prepares cannot be prepared \(FileNotFoundError: .*missing.txt"),
         ("Opens", r"Opens failed on opening \(KeyError: 'x'\)"),

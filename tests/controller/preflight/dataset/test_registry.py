@@ -43,7 +43,7 @@ def test_names_options_and_columns_are_read(tmp_path: Path) -> None:
         ("stages:\n  - {kind: near_duplicates, options: {threshold: 2}}", "yaml:2: near_duplicates: threshold: "),
         ("stages: []", "`stages` must be a list of at least one stage"),
         ("stages: [{name: schema}]", "stages.yaml:1: the entry is not a valid stage"),
-        ("steps: [schema]", "no such key: steps"),
+        ("steps: [schema]", "there is no key `steps`"),
         ("stages: [schema", "not valid YAML"),
         ("columns: [a]\nstages: [schema]", "`columns` must map roles to column names"),
         ("stages: ['nowhere:stage']", "module nowhere cannot be imported"),

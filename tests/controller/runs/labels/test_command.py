@@ -157,7 +157,7 @@ def test_answers_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ({"decision": "acept"}, "'acept' is not a valid decision -> did you mean accept?"),
         ({"label": "8"}, "the label of the row is '7', but"),
         ({"where": "/elsewhere.jsonl:3"}, "the reviewed row (/elsewhere.jsonl:3) is not in the files"),
-        ({"answer": ""}, "the line must have a row, a label and an answer"),
+        ({"answer": ""}, "the line must contain a label, an answer, and one of where, key and prompt"),
     ],
 )
 def test_a_review_that_does_not_fit_writes_nothing(

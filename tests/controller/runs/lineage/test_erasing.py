@@ -121,7 +121,7 @@ def test_a_run_in_progress_is_refused_and_so_is_an_erasure_without_a_row(
         words = ask(capsys, folder, "--row", "id=r3", "--erase", "--yes", status=2)
         assert "another controller" in words
         assert {path for path in content(folder)} == {path for path in before}
-    assert "a row must be named" in ask(capsys, folder, "--erase", status=2)
+    assert "no row is specified" in ask(capsys, folder, "--erase", status=2)
 
 
 def test_scrubbing_keeps_the_given_records_and_nothing_else(tmp_path: Path) -> None:

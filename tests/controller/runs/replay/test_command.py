@@ -57,7 +57,7 @@ def test_answers_are_chosen_by_options_that_only_engine_takes(
     ]
     for options in (["--samples", "9"], ["--json"]):
         assert main(["replay", str(run.root), *options]) == 2
-        assert "add --engine, or remove these options" in capsys.readouterr().err
+        assert "add --engine to compare answers, or remove these options" in capsys.readouterr().err
     file = tmp_path / "step.capsule"
     file.write_bytes(b"")
     assert main(["replay", str(file), "--engine"]) == 2
@@ -68,7 +68,7 @@ def test_run_without_a_trainer_and_a_full_disk_are_user_errors(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert main(["replay", str(run.root)]) == 2
-    assert "the trainer of the run was never started" in capsys.readouterr().err
+    assert "the run never started a trainer" in capsys.readouterr().err
 
     def full(*_: Any, **__: Any) -> int:
         raise OSError(28, "No space left on device", "/tmp/x")

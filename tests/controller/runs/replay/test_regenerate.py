@@ -210,7 +210,7 @@ def test_tokens_of_an_engine_with_another_sampler_are_not_drawn(
 def test_engine_that_rounds_weights_is_refused(run: RunFolder) -> None:
     sglang = {"quantization": "fp8"}
     rewrite(run, "rollout-0", settings={"engine": {**ENGINE, "kind": "sglang", "sglang": sglang}})
-    with pytest.raises(UserError, match="rounded weights") as raised:
+    with pytest.raises(UserError, match="quantised its weights or KV cache") as raised:
         regenerate_run(run, first=None, last=None, num_samples=None, as_json=False)
     assert raised.value.where == "rollout.engine.sglang.quantization"
 
@@ -234,7 +234,9 @@ def test_without_any_version_the_command_refuses(run: RunFolder) -> None:
         if folder.name != "step_000005":
             shutil.rmtree(folder)
     rewrite(run, "trainer", model=ModelSettings(path="/nowhere"))
-    with pytest.raises(UserError, match="none of the versions can be made: neither the starting model") as raised:
+    with pytest.raises(
+        UserError, match="the weights of none of the recorded versions can be restored: neither the starting model"
+    ) as raised:
         regenerate_run(run, first=None, last=None, num_samples=None, as_json=False)
     assert raised.value.where == str(run.root)
 
@@ -260,7 +262,7 @@ def test_weights_of_another_model_are_refused(run: RunFolder, tmp_path: Path) ->
 def test_mistakes_and_damage_are_one_message(run: RunFolder) -> None:
     for options, what in (
         ({"num_samples": 0}, "nothing to compare"),
-        ({"first": 5}, "no step after 5 up to 5"),
+        ({"first": 5}, "--from is 5, but it must be less than the last step, 5"),
         ({"last": 9}, "no step 9"),
     ):
         with pytest.raises(UserError, match=what):
@@ -272,7 +274,7 @@ def test_mistakes_and_damage_are_one_message(run: RunFolder) -> None:
     with pytest.raises(UserError, match="no answers of steps 1 to 5 are stored"):
         regenerate_run(run, first=None, last=None, num_samples=None, as_json=False)
     (run.processes / "rollout-0.json").unlink()
-    with pytest.raises(UserError, match="no rollout worker of the run was started"):
+    with pytest.raises(UserError, match="the run never started a rollout worker"):
         regenerate_run(run, first=None, last=None, num_samples=None, as_json=False)
 
 

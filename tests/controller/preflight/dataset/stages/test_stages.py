@@ -182,7 +182,7 @@ def test_contamination_in_both_directions(tmp_path: Path) -> None:
             row(LONG.replace("12", "13")), row(LONG.replace("buys", "sells"), "9"), row("what is 3 + 4"),
             row("Tom buys a house for his sister. What is its price?")]  # fmt: skip
     assert found("contamination", *rows, files=[str(evaluation)]) == [
-        "evaluation prompt", "contains an evaluation prompt", "part of an evaluation prompt",
+        "evaluation prompt", "the prompt contains an evaluation prompt", "the prompt is part of an evaluation prompt",
         "similar evaluation prompt", None, None, "evaluation prompt", None,
     ]  # fmt: skip
     assert found("contamination", *rows[4:6], files=[str(evaluation)], numbers="any", answers="any") != [None, None]
@@ -202,7 +202,7 @@ def test_contamination_finds_short_and_chinese_prompts_inside_a_row(tmp_path: Pa
             row("Compute the value of 5!", "120"), row("Compute the value of 5 + 7", "absent"),
             row(f"请仔细阅读。{chinese['question']}写出步骤。", "6")]  # fmt: skip
     assert found("contamination", *rows, files=[str(evaluation)]) == [
-        "contains an evaluation prompt", None, None, None, "contains an evaluation prompt",
+        "the prompt contains an evaluation prompt", None, None, None, "the prompt contains an evaluation prompt",
     ]  # fmt: skip
 
 
@@ -336,7 +336,7 @@ def test_pass_rate(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not UTF-8 text"):
         found("pass_rate", row(), verdicts=str(verdicts))
     verdicts.write_text('{"id": 1}\n')
-    with pytest.raises(UserError, match=r"verdicts.jsonl:1: the line is not a verdict"):
+    with pytest.raises(UserError, match=r"verdicts.jsonl:1: the line is not a JSON object with `id` and `value`"):
         found("pass_rate", row(), verdicts=str(verdicts))
 
 
