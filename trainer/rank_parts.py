@@ -175,7 +175,7 @@ class RankParts:
         def write(partial: Path) -> Facts:
             nonlocal is_announced
             write_rest(partial)
-            self._messages.send_path(str(partial))
+            self._messages.send_path(str(partial.absolute()))
             is_announced = True
             reports = self._write_together(PartFile(partial / part_name(0, self._size), copied, more))
             _check(reports, partial)

@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.packing,
         parts.logprob_memory,
         parts.sharded_memory,
+        parts.checkpoint_parts,
         parts.memory,
         long.long_sequences,
         long.experts,

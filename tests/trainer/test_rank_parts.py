@@ -304,6 +304,21 @@ def test_folder_is_checked_by_all_ranks(tmp_path: Path, monkeypatch: pytest.Monk
         check_shared(ranks(1, 0, 2), folder)
 
 
+def test_columns_have_their_place_and_a_rank_without_parts_an_empty_file(tmp_path: Path) -> None:
+    """As of tensor parallelism, and of a replica whose parts another one counts."""
+    full = torch.arange(40.0).view(8, 5)
+    parts = [
+        [Part("weight/a", (8, 5), 0, full[:, :2].contiguous(), 2)],
+        [Part("weight/a", (8, 5), 2, full[:, 2:].contiguous(), 3)],
+        [],
+    ]
+    for rank, own in enumerate(parts):
+        assert PartFile(tmp_path / part_name(rank, 3), HostCopy().take(own)).advance(time.monotonic() + LIMIT_S)
+    found = tensors_in(tmp_path)["weight/a"]
+    assert [piece.range.width for piece in found.pieces] == [2, 3]
+    assert found.bytes_of().tobytes() == full.numpy().tobytes()
+
+
 def model_in_parts(folder: Path, model: Any, size: int = 2) -> None:
     """The weights of a model as ranks with rows of them write them, and its config."""
     folder.mkdir()
