@@ -277,6 +277,13 @@ def _sharded_memory(result: Result) -> list[Panel]:
     return [Panel("tensors of one rank, MB", phases, series)]
 
 
+def _checkpoint_parts(result: Result) -> list[Panel]:
+    rows = result["rows"]
+    return [
+        Panel("until it is on disk, s", [row["way"] for row in rows], [Series("", [row["write_s"] for row in rows])])
+    ]
+
+
 def _memory(result: Result) -> list[Panel]:
     rows = result["rows"]
     series = [Series(name, [row[f"{name}_bytes"] / 1e6 for row in rows]) for name in ("measured", "predicted")]
@@ -470,6 +477,7 @@ PLOTS: dict[str, Callable[[Result], list[Panel]]] = {
     "objectives": _objectives,
     "logprob_memory": _logprob_memory,
     "sharded_memory": _sharded_memory,
+    "checkpoint_parts": _checkpoint_parts,
     "memory": _memory,
     "long_sequences": _long_sequences,
     "experts": _experts,

@@ -197,6 +197,16 @@ class CheckpointSettings(Settings):
     accuracy; null: none."""
 
 
+class PolicyCheckpointSettings(CheckpointSettings):
+    """Checkpoints of the trainer of a run."""
+
+    parts: Literal["every_rank", "rank_0"] = "every_rank"
+    """With several ranks. `every_rank`: each rank writes its own part into a file of its own; the run's folder must be
+    on storage that all ranks share. `rank_0`: the parts are sent to rank 0, which writes one Hugging Face folder;
+    adapters, and models whose tensors transformers converts, are always written in this way. Both resume with any
+    number of ranks."""
+
+
 class DeltaSettings(Settings):
     """Between full versions only the items whose bits changed are sent, without loss."""
 
@@ -416,7 +426,7 @@ class TrainerSettings(Settings):
     """For `advantage.kind: distillation`; null: no teacher."""
     lora: LoraSettings | None = None
     """Train an adapter (LoRA) instead of the full model; `{}` uses the defaults; null: the full model."""
-    checkpoint: CheckpointSettings = CheckpointSettings()
+    checkpoint: PolicyCheckpointSettings = PolicyCheckpointSettings()
     """Checkpoints."""
     weights: WeightStoreSettings = WeightStoreSettings()
     """Weight store."""

@@ -1,4 +1,5 @@
-"""The critic in a checkpoint: one file with its weights and AdamW's state, which engines and exports do not read.
+"""The critic in a checkpoint: its weights and AdamW's state, which engines and exports do not read. They are in one
+file, or in the parts of the ranks.
 
 The rest of a checkpoint is written in training_state.py.
 """
@@ -9,20 +10,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
+from areal_like.weights.tensor_parts import has_parts
 from trainer.backends.port import Backend
 from trainer.checkpoints.checkpoint import CRITIC
+from trainer.checkpoints.convert import CRITIC_PREFIX, WEIGHT, reason_of, stored_critic
 from trainer.export import named_tensors
 from trainer.gathered import GatheredTensors
 from trainer.host_copy import Part
 from trainer.model.outline import moment_reader
+from trainer.model.stored_tensor import as_tensor
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
-_PREFIX = "critic/"
-_WEIGHT = "weight/"
+_PREFIX, _WEIGHT = CRITIC_PREFIX, WEIGHT
 
 
 def critic_parts(backend: Backend) -> list[Part]:
@@ -46,36 +48,42 @@ def load_critic_weights(folder: Path, model: PreTrainedModel) -> None:
 
     Raises UserError if it was saved without a critic, WeightError if the file is damaged.
     """
-    file = folder / CRITIC
-    if not file.is_file():
+    file = folder if has_parts(folder) else folder / CRITIC
+    weights = named_tensors(model)
+    try:
+        stored = stored_critic(folder)
+    except UserError as error:
+        raise WeightError(f"{file} cannot be read ({reason_of(error)})") from error
+    if not stored:
         raise UserError(
             "the checkpoint contains no critic, because the run was trained without one",
             where=str(folder),
             remedy="remove trainer.critic, or start a new run from this policy",
         )
-    weights = named_tensors(model)
+    _check_names(file, stored, weights)
     try:
-        with safe_open(str(file), framework="pt") as opened, torch.no_grad():
-            _check_names(file, opened.keys(), weights)
+        with torch.no_grad():
             for name, tensor in weights.items():
-                tensor.copy_(opened.get_tensor(_WEIGHT + name))
-    except (OSError, SafetensorError, RuntimeError) as error:  # RuntimeError: another shape
+                tensor.copy_(as_tensor(stored[_WEIGHT + name]))
+    except (OSError, RuntimeError) as error:  # RuntimeError: another shape
         raise WeightError(f"{file} cannot be read ({error})") from error
 
 
 def restore_critic_moments(folder: Path, backend: Backend) -> None:
-    """Restore AdamW's state from the file of `write_critic`. Collective. Raises WeightError."""
-    file = folder / CRITIC
+    """Restore the critic's AdamW state from a checkpoint. Collective. Raises WeightError."""
+    file = folder if has_parts(folder) else folder / CRITIC
     try:
-        with safe_open(str(file), framework="pt") as opened:
-            kinds: dict[str, list[str]] = {}
-            for key in sorted(opened.keys()):
-                kind, _, name = key.partition("/")
-                if not key.startswith(_WEIGHT):
-                    kinds.setdefault(name, []).append(kind)
-            backend.load_moments(moment_reader(file, kinds))
-    except (OSError, SafetensorError) as error:
-        raise WeightError(f"{file} cannot be read ({error})") from error
+        stored = stored_critic(folder)
+        if not stored:
+            raise WeightError(f"{file} cannot be read (there is no critic)")
+        kinds: dict[str, list[str]] = {}
+        for key in sorted(stored):
+            kind, _, name = key.partition("/")
+            if not key.startswith(_WEIGHT):
+                kinds.setdefault(name, []).append(kind)
+        backend.load_moments(moment_reader(stored, kinds))
+    except (OSError, UserError) as error:
+        raise WeightError(f"{file} cannot be read ({reason_of(error)})") from error
 
 
 def _check_names(file: Path, keys: Iterable[str], weights: Mapping[str, torch.Tensor]) -> None:

@@ -1,11 +1,11 @@
 """Every rank of the trainer except rank 0: follows the orders of rank 0 until the run ends.
 
-It receives and packs batches in the background of the running step. It neither talks to the controller nor writes
-files. Rank 0 handles signals, so SIGTERM is ignored here.
+It receives and packs batches in the background of the running step. It does not talk to the
+controller, and writes no files but its part of a checkpoint. Rank 0 handles signals, so SIGTERM is ignored here.
 
 Threads: the caller's executes orders and computes (waits for rank 0, until the deadline of trainer.ranks). A second one
 receives and packs (waits for rank 0 too, and for a free slot in `_packed`). It ends after the last batch, or with the
-process. A third one sends this rank's part of a checkpoint; the next save waits for it.
+process. A third one writes or sends this rank's part of a checkpoint; the next save waits for it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Follower:
         training.close()
 
     def _end_saving(self) -> None:
-        """Wait until this rank's part of the last checkpoint is sent. Raises errors of sending."""
+        """Wait until this rank's part of the last checkpoint is written or sent. Raises errors of that."""
         if self._saving is not None:
             limit_s = self._training.settings.rank_timeout_s
             try:

@@ -8,13 +8,13 @@ a full model.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from areal_like.weights.payload_layout import Chunk, TensorLayout
+from areal_like.weights.tensor_parts import Range, are_complete, arranged
 from trainer.host_copy import Copied, Place
 from trainer.part_channel import PartChannel
 from trainer.peer_errors import RankLost
@@ -117,21 +117,8 @@ _Band = list[tuple[int, Place]]
 """A part with its rank, or the parts of the same rows, by columns."""
 
 
-def _bands(parts: Sequence[tuple[int, Place]]) -> list[_Band]:
-    """Arrange the parts of a tensor in the order of their items."""
-    bands: list[_Band] = []
-    for rank, place in sorted(parts, key=lambda one: one[1].start):
-        if place.width and bands and _have_same_rows(bands[-1][0][1], place):
-            bands[-1].append((rank, place))
-        else:
-            bands.append([(rank, place)])
-    return bands
-
-
-def _have_same_rows(first: Place, place: Place) -> bool:
-    """True for columns of the same rows."""
-    rows = [(one.start // one.row_items, one.num_items // max(1, one.width)) for one in (first, place)]
-    return bool(first.width) and rows[0] == rows[1]
+def _range(part: tuple[int, Place]) -> Range:
+    return Range(part[1].start, part[1].num_items, part[1].width)
 
 
 class _Source:
@@ -147,9 +134,13 @@ class _Source:
         for rank, places in enumerate(copies):
             for place in places:
                 parts.setdefault(place.key, []).append((rank, place))
-        self._bands = {key: _bands(found) for key, found in parts.items()}
+        self._bands = {key: arranged(found, _range, found[0][1].row_items) for key, found in parts.items()}
         self._far_bytes = sum(place.num_bytes for places in copies[1:] for place in places)
-        incomplete = [key for key, found in self._bands.items() if not _is_complete(found)]
+        incomplete = [
+            key
+            for key, found in self._bands.items()
+            if not are_complete([[_range(part) for part in band] for band in found], found[0][0][1].shape)
+        ]
         assert not incomplete, f"parts of {incomplete[:3]} are on no rank, or on several"
         self.layout = {
             key: TensorLayout(found[0][0][1].dtype, tuple(found[0][0][1].shape)) for key, found in self._bands.items()
@@ -251,18 +242,3 @@ class _Source:
                 _Span(rank, place.offset + row * place.width * size, rows * place.width * size) for rank, place in band
             ]
             yield _Piece(key, tuple(spans), rows)
-
-
-def _is_complete(bands: Sequence[_Band]) -> bool:
-    """True if the parts cover the tensor without gaps or overlaps."""
-    end = 0
-    for band in bands:
-        column = 0
-        for _, place in band:
-            if place.start != end + column:
-                return False
-            column += place.width
-        if band[0][1].width and column != band[0][1].row_items:
-            return False
-        end += sum(place.num_items for _, place in band)
-    return end == math.prod(bands[0][0][1].shape)

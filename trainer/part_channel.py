@@ -31,6 +31,11 @@ class PartChannel:
         """what: the content, for errors."""
         self._group, self.size, self._what = group, size, what
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group, for the thread that uses this channel."""
+        return self._group
+
     # ------------------------------------------------------------ other ranks
 
     def serve(self, copied: Copied) -> None:

@@ -5,7 +5,8 @@ worker.py, the mathematics in step.py, and the distribution of a model over rank
 
 Every method except `prepare` runs on the compute thread; `prepare` uses no model and may run in parallel.
 With several ranks each has a Training, and all do the same: rank 0 first sends an order to the others, whose
-follower.py then calls the same method. Only rank 0 writes files.
+follower.py then calls the same method. Only rank 0 writes files, except that each rank may write its own part of a
+checkpoint (rank_parts.py).
 
 `publish` and `save` make a copy and return at once. They return a function that does the rest and may run on another
 thread, in parallel with the next step: one version at a time, one checkpoint at a time.
@@ -51,12 +52,13 @@ from trainer.critic_state import critic_parts, restore_critic_moments
 from trainer.data.batch import PreparedBatch
 from trainer.export import TORCH_DTYPES, export_policy, first_named, named_tensors
 from trainer.gathered import gathered
-from trainer.host_copy import Copied, HostCopy
+from trainer.host_copy import Copied, HostCopy, Part
 from trainer.model.attention import choose, register
 from trainer.model.model import num_parameters
 from trainer.objectives.registry import needs_reference
 from trainer.peer_errors import peer_errors_as_rank_lost
 from trainer.policy_start import load_fixed, load_policy, ready_backend
+from trainer.rank_parts import RankParts, check_shared
 from trainer.ranks import Order, Ranks, own_device
 from trainer.step import Spans, TrainStep
 from trainer.training_state import (
@@ -65,9 +67,12 @@ from trainer.training_state import (
     check_architecture,
     export_gathered,
     generator_states,
+    is_plain,
     restore_generators,
     restore_training_state,
+    saved_parts,
     torch_generators,
+    write_model_facts,
     write_training_state,
 )
 from trainer.weights.publish import first_not_finite, snapshot
@@ -130,6 +135,8 @@ class Training:
         self._copy = HostCopy()
         self._parts: VersionParts | None = None
         """This rank's part of the newest version, if versions are written from parts."""
+        self._rank_parts: RankParts | None = None
+        """Set if each rank writes its own part of a checkpoint."""
         self._saved: Path | None = None
         self._bad_steps = 0
         self._is_settled = False
@@ -149,7 +156,7 @@ class Training:
         resumed = Path(spec.resume_from) if spec.resume_from else None
         state = None
         if resumed is not None:
-            checkpoint.verify(resumed)
+            checkpoint.verify(resumed, share=spec.rank, num_shares=spec.num_ranks)
             state = checkpoint.read_state(resumed)
             check_kind(resumed, self.settings.lora)
             if self.settings.lora is None:
@@ -211,6 +218,10 @@ class Training:
                 self.ranks, TORCH_DTYPES[spec.model.dtype], bucket_bytes=self.settings.bucket_bytes,
                 timeout_s=self.settings.rank_timeout_s,
             )  # fmt: skip
+        if self.ranks.size > 1 and self.settings.checkpoint.parts == "every_rank" and is_plain(self._files):
+            with peer_errors_as_rank_lost("checking the folder of checkpoints"):
+                check_shared(self.ranks, checkpoint.checkpoint_folder(self.run_dir, 0).parent)
+            self._rank_parts = RankParts.of(self.ranks)
         self._devices = SharedDevices(
             self.policy, [one for one in (reference, teacher) if isinstance(one, PreTrainedModel)], device,
             is_shared=spec.is_colocated, ranks=self.ranks, tracer=self._spans,
@@ -425,16 +436,16 @@ class Training:
         """Copy the state of the current version. The returned function writes a checkpoint of it; it uses no model.
 
         That function raises OperationError if writing fails; `is_saved` is true once it has returned. On ranks other
-        than 0 it sends this rank's part to rank 0.
+        than 0 it writes this rank's part, or sends it to rank 0.
         """
         self.ranks.tell(Order.SAVE)
         started_s = time.perf_counter()
         critic = [] if self._critic is None else critic_parts(self._critic.backend)
-        policy = self.policy.parts() if self._adapter is None else kept(self.policy.parts())
+        policy = self._saved_parts()
         copied = self._copy.take([*policy, *critic])
         if not self.ranks.is_leader:
             folder = checkpoint.checkpoint_folder(self.run_dir, self.version)
-            return lambda: self._send_part(copied, folder)
+            return lambda: self._give_part(copied, folder)
         state = CheckpointState(
             version=self.version,
             lineage=self.spec.lineage,
@@ -456,21 +467,40 @@ class Training:
         source: Path,
         started_s: float,
     ) -> Saved:
-        settings = self.settings.checkpoint
-        with gathered(copied, self.ranks.saves, self.settings.bucket_bytes) as tensors:
-            folder, num_bytes = checkpoint.save(
-                self.run_dir,
-                state,
-                lambda partial: write_training_state(partial, tensors, generators, self._files, source),
-                Retention(keep=settings.keep, every_s=settings.keep_every_s),
-            )
+        settings, files = self.settings.checkpoint, self._files
+        retention = Retention(keep=settings.keep, every_s=settings.keep_every_s)
+        if self._rank_parts is not None:
+            assert isinstance(files, ModelFiles)
+            folder, num_bytes = self._rank_parts.lead(
+                self.run_dir, state, copied, generators, lambda partial: write_model_facts(partial, files, source),
+                retention,
+            )  # fmt: skip
+        else:
+            with gathered(copied, self.ranks.saves, self.settings.bucket_bytes) as tensors:
+                folder, num_bytes = checkpoint.save(
+                    self.run_dir,
+                    state,
+                    lambda partial: write_training_state(partial, tensors, generators, files, source),
+                    retention,
+                )
         self._saved = folder
         return Saved(folder, num_bytes, time.perf_counter() - started_s)
 
-    def _send_part(self, copied: Copied, folder: Path) -> Saved:
+    def _saved_parts(self) -> list[Part]:
+        """Return this rank's part of what a checkpoint has of the policy."""
+        parts = self.policy.parts()
+        if self._adapter is not None:
+            return kept(parts)
+        return parts if self._rank_parts is None else saved_parts(self._files, parts)
+
+    def _give_part(self, copied: Copied, folder: Path) -> Saved:
+        """Write this rank's part, or send it to rank 0."""
         started_s = time.perf_counter()
-        assert self.ranks.saves is not None
-        self.ranks.saves.serve(copied)
+        if self._rank_parts is not None:
+            self._rank_parts.follow(copied)
+        else:
+            assert self.ranks.saves is not None
+            self.ranks.saves.serve(copied)
         return Saved(folder, len(copied.buffer_U), time.perf_counter() - started_s)
 
     def export(self) -> Path:

@@ -1,8 +1,9 @@
 """The contents of a checkpoint of a running training, restored bit for bit.
 
 These are AdamW's state as safetensors (`<moment>/<name of the parameter>`, each tensor in full), the model's files, and
-the states of the random generators. Any backend with any number of ranks reads what any other wrote. The schedule has
-no state, because it is a pure function of the step. The folder is managed in checkpoints/checkpoint.py.
+the states of the random generators. With several ranks the tensors may be in their parts instead (rank_parts.py). Any
+backend with any number of ranks reads what any other wrote. The schedule has no state, because it is a pure function
+of the step. The folder is managed in checkpoints/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -10,31 +11,35 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
 from areal_like.settings import DType
+from areal_like.weights.tensor_parts import has_parts
 from trainer.backends.port import Backend
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.companion_files import copy_companions
+from trainer.checkpoints.convert import WEIGHT, reason_of, stored_optimizer, stored_tensors
 from trainer.checkpoints.provenance import write_provenance
 from trainer.critic_state import is_critics, write_critic
 from trainer.gathered import GatheredTensors
+from trainer.host_copy import Part
 from trainer.model.model import read_config, weight_files
 from trainer.model.outline import is_converted, moment_reader
+from trainer.model.stored_tensor import as_tensor
 from trainer.weights.tensor_file import FileFacts, write_tensors
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-_WEIGHT = "weight/"
+_WEIGHT = WEIGHT
 _GENERATOR = "generator/"
 
 
@@ -97,6 +102,25 @@ def export_gathered(
             write_provenance(partial, checkpoint)
 
 
+def is_plain(files: PolicyFiles) -> bool:
+    """Return whether the policy's tensors are in its files as they are in memory, so that ranks can write parts of
+    them."""
+    return isinstance(files, ModelFiles) and files.model is None
+
+
+def saved_parts(files: PolicyFiles, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts of a backend that belong into a checkpoint."""
+    assert isinstance(files, ModelFiles)
+    left_out = {_WEIGHT + name for name in files.ignored}
+    return [part for part in parts if part.key not in left_out]
+
+
+def write_model_facts(folder: Path, files: ModelFiles, source: Path) -> None:
+    """Write what a checkpoint has besides tensors: the model's config and the tokenizer files of `source`."""
+    (folder / "config.json").write_text(files.config_json)
+    copy_companions(source, folder)
+
+
 def torch_generators() -> dict[str, torch.Tensor]:
     """States of torch's generators, by their names in the file."""
     states = {_GENERATOR + "cpu": torch.get_rng_state()}
@@ -133,28 +157,26 @@ def restore_training_state(folder: Path, backend: Backend) -> None:
 
     Raises WeightError if the file is damaged or belongs to another model.
     """
-    file = folder / OPTIMIZER
+    file = folder if has_parts(folder) else folder / OPTIMIZER
     known = {name for name, _ in backend.model.named_parameters()}
     try:
-        with safe_open(str(file), framework="pt") as opened:
-            stored = set(opened.keys())
-            if _GENERATOR + "cpu" not in stored:
-                raise WeightError(f"{file} contains no random generator state")
-            _restore_torch_generators({name: opened.get_tensor(name) for name in stored if name.startswith(_GENERATOR)})
-            kinds: dict[str, list[str]] = {}
-            for key in sorted(stored):
-                kind, _, name = key.partition("/")
-                if key.startswith(_GENERATOR):
-                    continue
-                if name not in known:
-                    raise WeightError(
-                        f"{file} belongs to a different model: the model of this run has no parameter {name}"
-                    )
-                kinds.setdefault(name, []).append(kind)
-
-            backend.load_moments(moment_reader(file, kinds))
-    except (OSError, SafetensorError) as error:
-        raise WeightError(f"{file} cannot be read ({error})") from error
+        stored = stored_optimizer(folder)
+        if _GENERATOR + "cpu" not in stored:
+            raise WeightError(f"{file} contains no random generator state")
+        _restore_torch_generators(
+            {name: as_tensor(tensor) for name, tensor in stored.items() if name.startswith(_GENERATOR)}
+        )
+        kinds: dict[str, list[str]] = {}
+        for key in sorted(stored):
+            kind, _, name = key.partition("/")
+            if key.startswith(_GENERATOR):
+                continue
+            if name not in known:
+                raise WeightError(f"{file} belongs to a different model: the model of this run has no parameter {name}")
+            kinds.setdefault(name, []).append(kind)
+        backend.load_moments(moment_reader(stored, kinds))
+    except (OSError, UserError) as error:
+        raise WeightError(f"{file} cannot be read ({reason_of(error)})") from error
 
 
 def check_architecture(checkpoint: Path, prepared: Path) -> None:
@@ -181,6 +203,8 @@ def check_architecture(checkpoint: Path, prepared: Path) -> None:
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a model folder's tensors by name, read from the files' headers."""
+    if has_parts(folder):
+        return {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         if file.suffix == ".safetensors":

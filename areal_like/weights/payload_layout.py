@@ -57,8 +57,14 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int
 
 
-def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes | TensorLayout]) -> tuple[list[TensorEntry], bytes]:
+def lay_out(
+    kind: StoreKind,
+    tensors: Mapping[str, TensorBytes | TensorLayout],
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[list[TensorEntry], bytes]:
     """Entries with offsets (checksums still 0), and the header before the first tensor. `disk`: a safetensors file.
+
+    metadata: added to the header's, for `disk`.
 
     safetensors allows no gaps, so wide dtypes come first: every tensor is then aligned to its own item size.
     """
@@ -75,7 +81,7 @@ def lay_out(kind: StoreKind, tensors: Mapping[str, TensorBytes | TensorLayout]) 
         entry = TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=offset, num_bytes=num_bytes, crc32=0)
         entries.append(entry)
         offset += num_bytes
-    header = _safetensors_header(entries) if kind == "disk" else b""
+    header = _safetensors_header(entries, metadata or {}) if kind == "disk" else b""
     return [msgspec.structs.replace(entry, offset=entry.offset + len(header)) for entry in entries], header
 
 
@@ -88,8 +94,8 @@ def _check_size(name: str, tensor: TensorBytes, num_bytes: int) -> None:
         )
 
 
-def _safetensors_header(entries: list[TensorEntry]) -> bytes:
-    table: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _safetensors_header(entries: list[TensorEntry], metadata: Mapping[str, str]) -> bytes:
+    table: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     for entry in entries:
         table[entry.name] = {
             "dtype": _SAFETENSORS[entry.dtype],

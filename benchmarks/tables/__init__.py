@@ -33,6 +33,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
         parts.packing,
         memory.logprob_memory,
         memory.sharded_memory,
+        memory.checkpoint_parts,
         memory.memory,
         long.long_sequences,
         long.experts,

@@ -23,6 +23,25 @@ def sharded_memory(result: Result) -> str:
     return f"{facts}\n\n{table(head, lines)}"
 
 
+def checkpoint_parts(result: Result) -> str:
+    """A line for each way of writing a checkpoint with several ranks."""
+    rows = [
+        (row["way"], f"{row['blocked_s'] * 1000:,.0f} (at most {row['blocked_most_s'] * 1000:,.0f})",
+         f"{row['write_s']:.2f}", f"{row['num_bytes'] / 1e6 / row['write_s']:,.0f}", f"{row['over_buckets']:.2f}",
+         f"{row['read_most_mb']:,.0f}")
+        for row in result["rows"]
+    ]  # fmt: skip
+    facts = (
+        f"{result['parameters']:,} parameters on {result['ranks']} ranks; {result['pairs']} checkpoints in each way; "
+        f"buckets of {result['bucket_mb']:g} MB."
+    )
+    head = (
+        "`trainer.checkpoint.parts`", "training blocked, ms", "until it is on disk, s", "MB/s",
+        "held above the rank's share, buckets", "read by a rank on resume, MB",
+    )  # fmt: skip
+    return f"{facts}\n\n{table(head, rows)}"
+
+
 def logprob_memory(result: Result) -> str:
     """One line per case."""
     rows = [

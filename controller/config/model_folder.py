@@ -13,6 +13,7 @@ from typing import Any
 
 from areal_like.errors import UserError
 from areal_like.weights.safetensors_header import read_header, shapes_in
+from areal_like.weights.tensor_parts import has_parts
 from controller.config.problems import nearest
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -111,6 +112,11 @@ def check_weights(folder: Path) -> None:
                 "convert the checkpoint to a complete model with areal-like export, and specify the exported folder"
             )
             raise UserError("the folder contains only a LoRA adapter", where=str(folder), remedy=remedy)
+        if not files and has_parts(folder):
+            remedy = "convert it with areal-like export, and specify the exported folder"
+            raise UserError(
+                "the folder is a checkpoint in the parts of several ranks", where=str(folder), remedy=remedy
+            )
         if not files and not list(folder.glob("pytorch_model*.bin*")):
             raise UserError(
                 "the folder contains no weights",

@@ -14,7 +14,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -26,15 +26,15 @@ from areal_like.errors import OperationError
 from areal_like.process import die_with_parent
 from areal_like.wire.encoding import decode
 from areal_like.wire.messages import Batch
-from trainer import policy_start
+from trainer import policy_start, rank_parts
 from trainer.activity import Activity
 from trainer.data import batch as batch_module
 from trainer.follower import Follower
 from trainer.model.outline import SlicedSource
 from trainer.part_channel import PartChannel
+from trainer.rank_parts import PartFile, PartMessages, PartReport
 from trainer.ranks import Ranks, leave_at_once
 from trainer.training import Training
-from trainer.weights import tensor_file
 
 HANG_S = 150.0
 """By then it is over, or its log says where every thread stands."""
@@ -42,6 +42,7 @@ RIGHT_JOIN, RIGHT_CLOSE = Ranks.join, Ranks.close
 RIGHT_MINI_BATCH = batch_module._mini_batch
 RIGHT_SOURCE = policy_start.sliced_source
 RIGHT_READ, RIGHT_RECEIVE, RIGHT_SERVE = SlicedSource.read, PartChannel.receive, PartChannel.serve
+RIGHT_ADVANCE, RIGHT_GATHER, RIGHT_PUT = PartFile.advance, PartMessages.gather, rank_parts.put_bytes
 
 
 def read_batch(folder: Path, step: int) -> Batch:
@@ -79,6 +80,8 @@ class Phase:
     now = ""
     doomed = ""
     num_served = 0
+    files: ClassVar[list[PartFile]] = []
+    """Of checkpoints, by this rank."""
 
     @classmethod
     def strike(cls, phase: str) -> None:
@@ -89,7 +92,7 @@ class Phase:
 
 def may_die(phase: str) -> None:
     """Kill this process in a phase: while it reads the model, or while parts go from rank to rank."""
-    Phase.doomed, Phase.now, Phase.num_served = phase, "load", 0
+    Phase.doomed, Phase.now, Phase.num_served, Phase.files = phase, "load", 0, []
 
     def read(source: SlicedSource, name: str, first: int, out: torch.Tensor, width: int = 0) -> None:
         if name.endswith("norm.weight"):
@@ -101,34 +104,53 @@ def may_die(phase: str) -> None:
         RIGHT_RECEIVE(channel, rank, out_U)
 
     def serve(channel: PartChannel, copied: Any) -> None:
-        Phase.num_served += 1  # the checkpoint of save_at, the version, the last checkpoint, the export
-        Phase.strike({2: "publish", 3: "save", 4: "export"}.get(Phase.num_served, ""))
+        Phase.num_served += 1
+        Phase.strike({1: "publish", 2: "export"}.get(Phase.num_served, ""))
         RIGHT_SERVE(channel, copied)
 
+    def advance(file: PartFile, until_s: float) -> bool:
+        if file not in Phase.files:
+            Phase.files.append(file)
+        if len(Phase.files) == 2:  # the one of save_at came first
+            assert not RIGHT_ADVANCE(file, 0.0), "there is more to write"
+            Phase.strike("save")
+        return RIGHT_ADVANCE(file, until_s)
+
+    def gather(messages: PartMessages, own: PartReport) -> list[PartReport]:
+        is_last = len(Phase.files) == 2
+        if is_last:
+            Phase.strike("report")
+        reports = RIGHT_GATHER(messages, own)
+        if is_last:
+            Phase.strike("seal")
+        return reports
+
     SlicedSource.read, PartChannel.receive, PartChannel.serve = read, receive, serve  # type: ignore[method-assign]
+    PartFile.advance, PartMessages.gather = advance, gather  # type: ignore[method-assign]
 
 
 def save(training: Training) -> None:
     training.save()()
 
 
-def save_on_full_disk(training: Training) -> None:
-    """The disk is full after the first bytes of tensors."""
-    right, written = tensor_file._put, []
+def fill_disk() -> None:
+    """The disk of this rank is full after the first bytes of tensors, once."""
+    written: list[int] = []
 
     def put(*arguments: Any) -> int:
-        written.append(right(*arguments))
+        written.append(RIGHT_PUT(*arguments))
         if len(written) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
         return written[-1]
 
-    tensor_file._put = put
+    rank_parts.put_bytes = put
+
+
+def save_on_full_disk(training: Training) -> None:
     try:
         save(training)
     except OperationError as error:
         print("refused:", error, flush=True)
-    finally:
-        tensor_file._put = right
 
 
 def publish_again(training: Training) -> None:
@@ -153,6 +175,8 @@ def lead(training: Training, scene: dict[str, Any], batches: Path) -> None:
         metrics.append(training.run(prepared))
         print("step", step, flush=True)
         if step == scene.get("full_at"):
+            if not scene.get("full_on"):
+                fill_disk()
             save_on_full_disk(training)
         if step == scene.get("save_at"):
             save(training)
@@ -194,6 +218,9 @@ def main(job: Path, rank: int) -> None:
         policy_start.sliced_source = (lambda *_: None) if scene.get("is_whole") else RIGHT_SOURCE
         if scene.get("victim") == rank:
             may_die(scene["phase"])
+        rank_parts.put_bytes = RIGHT_PUT
+        if rank and scene.get("full_on") == rank:
+            fill_disk()
         print("scene", Path(spec.run_dir).name, flush=True)
         training = Training(spec)
         if rank:

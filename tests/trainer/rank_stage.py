@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from forked_jobs import ForkedJob, JobServer
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
 from areal_like.wire.encoding import encode
 from areal_like.wire.messages import Batch, BatchSample
 from trainer.checkpoints import checkpoint
+from trainer.checkpoints.convert import Stored, stored_optimizer, stored_tensors
 from trainer.export import write_model
+from trainer.model.stored_tensor import as_tensor
 from trainer.model.tokenizers import build_tokenizer
 from trainer.training import Training
 
@@ -39,6 +41,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def saved_tensors(stored: Mapping[str, Stored]) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint, of one process or in the parts of ranks."""
+    return {name: as_tensor(one) for name, one in stored.items()}
+
+
+def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The policy in a checkpoint."""
+    return saved_tensors(stored_tensors(folder))
 
 
 class Stage:
@@ -120,7 +132,7 @@ class Stage:
     def state(self, name: str, version: int = STEPS) -> dict[str, torch.Tensor]:
         """Weights and moments of a checkpoint."""
         folder = self.at(name, version)
-        tensors = {**load_file(folder / "model.safetensors"), **load_file(folder / "optimizer.safetensors")}
+        tensors = {**saved_weights(folder), **saved_tensors(stored_optimizer(folder))}
         return {key: value for key, value in tensors.items() if not key.startswith("generator")}
 
     def single(

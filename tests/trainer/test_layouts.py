@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 from forked_jobs import JobServer
-from rank_stage import Stage
+from rank_stage import Stage, saved_tensors, saved_weights
 from safetensors.torch import load_file
 
-from trainer.checkpoints import checkpoint
+from areal_like.weights.tensor_parts import part_files
+from trainer.checkpoints.convert import stored_critic, stored_tensors
 
 pytestmark = pytest.mark.e2e
 
@@ -60,6 +61,8 @@ THOROUGH_RUNS = [("2", "kl"), ("2", "sequence-loss"), ("4", "kl"), ("2x2", "kl")
 """Other combinations of them."""
 SAVED, RESUMED = 2, ("hsdp-2x2", "tp-2", "tp-2-fsdp-2")
 """A checkpoint of this version is continued from; layouts that continue from one process, and the reverse."""
+FEWER = "tp-2"
+"""Four ranks, as replicas, continue from this layout of two, whose parts have columns."""
 
 
 def settings_of(name: str, **layout: Any) -> dict[str, Any]:
@@ -98,6 +101,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory, made_model: Any, made_sample
             for layout in RESUMED
             if LAYOUTS[layout][0] == ranks
         ]  # fmt: skip
+        if ranks == 4:
+            scenes.append(
+                made.scene(
+                    "more-ranks", ranks, settings_of("kl", **REPLICAS), until=STEPS, num_batches=STEPS,
+                    resume_from=made.at(f"{FEWER}-kl", SAVED),
+                )
+            )  # fmt: skip
         made.play(f"job-{ranks}", ranks, scenes)
     return made
 
@@ -128,10 +138,9 @@ def assert_trained_as_one_process(layout: str, name: str, stage: Stage) -> None:
             assert a.get(key) == pytest.approx(b.get(key), abs=LOSS_ATOL), f"{key} of step {step}"
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4), f"the gradient of step {step}"
         assert (a["tokens"], a["updates"]) == (b["tokens"], b["updates"])
-    for file in {"critic": ("model.safetensors", checkpoint.CRITIC), "adapter": (checkpoint.ADAPTER,)}.get(
-        name, ("model.safetensors",)
-    ):
-        expected, found = (load_file(stage.at(one, STEPS) / file) for one in (f"one-{name}", f"{layout}-{name}"))
+    for kind in (stored_tensors, stored_critic) if name == "critic" else (stored_tensors,):
+        expected, found = (saved_tensors(kind(stage.at(one, STEPS))) for one in (f"one-{name}", f"{layout}-{name}"))
+        assert expected
         assert found.keys() == expected.keys()
         keys = [key for key in expected if not key.startswith(("exp_avg", "step"))]
         assert max(float((found[key] - expected[key]).abs().max()) for key in keys) < WEIGHT_ATOL
@@ -151,6 +160,17 @@ def test_checkpoints_go_from_one_process_to_a_layout_and_back(layout: str, stage
         found = stage.state(name, STEPS)
         assert found.keys() == expected.keys()
         assert max(float((found[key] - expected[key]).abs().max()) for key in expected) < WEIGHT_ATOL
+
+
+def test_four_ranks_continue_from_the_parts_of_two_in_another_layout(stage: Stage) -> None:
+    assert len(part_files(stage.at(f"{FEWER}-kl", SAVED))) == 2
+    assert len(part_files(stage.at("more-ranks", STEPS))) == 4
+    for a, b in zip(stage.metrics("more-ranks"), stage.single_metrics["one-kl"][SAVED:], strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+    expected, found = stage.state("one-kl", STEPS), stage.state("more-ranks", STEPS)
+    assert found.keys() == expected.keys()
+    assert max(float((found[key] - expected[key]).abs().max()) for key in expected) < WEIGHT_ATOL
 
 
 @pytest.mark.parametrize("layout", RESUMED)
@@ -201,5 +221,5 @@ def test_mixture_of_experts_with_replayed_routes_trains_as_in_one_process(
         assert a["loss"] == pytest.approx(b["loss"], abs=LOSS_ATOL)
         assert a["replayed_share"] == b["replayed_share"] > 0.5
     assert abs(single[0]["entropy"] - chosen[0]["entropy"]) > 1e-3, "the routes make no difference"
-    expected, found = (load_file(stage.at(name, STEPS) / "model.safetensors") for name in ("one", "two"))
+    expected, found = (saved_weights(stage.at(name, STEPS)) for name in ("one", "two"))
     assert max(float((found[key] - expected[key]).abs().max()) for key in expected) < WEIGHT_ATOL

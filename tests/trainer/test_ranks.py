@@ -19,13 +19,15 @@ import msgspec
 import pytest
 import torch
 from forked_jobs import JobServer
-from rank_stage import HALF, JOB, LIMIT_S, STEPS, Stage
+from rank_stage import HALF, JOB, LIMIT_S, STEPS, Stage, saved_tensors, saved_weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from areal_like.weights.tensor_parts import has_parts, part_name
+from controller.runs.replay.tensors import compare_folders
 from controller.wiring.preload import PRELOAD
 from trainer.checkpoints import checkpoint
-from trainer.checkpoints.convert import export_checkpoint, import_folder
+from trainer.checkpoints.convert import export_checkpoint, import_folder, stored_critic
 
 pytestmark = pytest.mark.e2e
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
@@ -105,13 +107,14 @@ def fsdp(stage: Stage, torch_metrics: Any) -> Stage:
         "fsdp-job", 2,
         [
             stage.scene("fsdp", 2, fsdp, save_at=HALF, full_at=HALF - 1, is_damaged=True),
-            stage.scene("fsdp-whole", 2, fsdp, save_at=HALF, is_whole=True),
+            stage.scene("fsdp-whole", 2, {**fsdp, "checkpoint": {"parts": "rank_0"}}, save_at=HALF, is_whole=True),
             stage.scene("fsdp-pieces", 2, {**fsdp, **REFERENCE, "bucket_mb": 0.001}, until=REFERENCE_STEPS),
             stage.scene("fsdp-auto", 2, {"backend": "auto"}, until=1),
             stage.scene("fsdp-wrong", 2, fsdp, is_mean_of_each_rank=True),
             stage.scene(
                 "fsdp-options", 2,
                 {**fsdp, "gradient_checkpointing": True, "fsdp": {"cpu_offload": True, "reshard_after_forward": False}},
+                save_at=HALF, full_at=HALF - 1, full_on=1,
             ),
             stage.scene("fsdp-bfloat16", 2, {**fsdp, "precision": "bfloat16"}, until=2),
             stage.scene("fsdp-bad", 2, fsdp, until=2, bad_step=1),
@@ -246,11 +249,28 @@ def test_corrections_on_two_ranks_are_those_of_one_process(fsdp: Stage) -> None:
             assert a[name] == pytest.approx(b[name], rel=1e-6), name
 
 
-def test_a_full_disk_costs_that_checkpoint_and_the_next_one_is_written(fsdp: Stage) -> None:
+@pytest.mark.parametrize("name", ["fsdp", "fsdp-options"], ids=["rank 0", "rank 1"])
+def test_a_full_disk_costs_that_checkpoint_and_the_next_one_is_written(name: str, fsdp: Stage) -> None:
     log = fsdp.log("fsdp-job", 0)
-    assert f"refused: could not write {fsdp.at('fsdp', HALF - 1)}: the disk is full; the previous contents" in log
-    assert not fsdp.at("fsdp", HALF - 1).exists()
-    checkpoint.verify(fsdp.at("fsdp", HALF))
+    assert f"refused: could not write {fsdp.at(name, HALF - 1)}: the disk is full; the previous contents" in log
+    assert not fsdp.at(name, HALF - 1).exists()
+    assert not list(fsdp.at(name, HALF).parent.glob(".*"))
+    checkpoint.verify(fsdp.at(name, HALF))
+
+
+def test_each_rank_wrote_its_part_and_the_other_way_is_still_there(fsdp: Stage) -> None:
+    """fsdp-whole sends its parts to rank 0, whose folder is the model's; the two are equal (see above)."""
+    parts = [part_name(rank, 2) for rank in range(2)]
+    sizes = [(fsdp.at("fsdp", HALF) / name).stat().st_size for name in parts]
+    assert max(sizes) < 1.2 * min(sizes)
+    assert not (fsdp.at("fsdp", HALF) / "model.safetensors").exists()
+    assert json.loads((fsdp.at("fsdp", HALF) / "manifest.json").read_text())["files"].keys() >= set(parts)
+    assert not has_parts(fsdp.at("fsdp-whole", HALF))
+    model = AutoModelForCausalLM.from_pretrained(fsdp.at("fsdp-whole", HALF)).state_dict()
+    assert all(torch.equal(tensor, model[name]) for name, tensor in saved_weights(fsdp.at("fsdp", HALF)).items())
+    different, digests = compare_folders(fsdp.at("fsdp-whole", HALF), fsdp.at("fsdp", HALF))
+    assert different is None
+    assert len(digests) > 3 * len(model)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +289,7 @@ def test_critic_trains_on_two_ranks_as_in_one_process(name: str, critic_metrics:
             assert a[key] == pytest.approx(b[key], abs=2e-4), key
         assert a["critic_grad_norm"] == pytest.approx(b["critic_grad_norm"], rel=5e-3)
         assert a["updates"] == b["updates"]
-    expected, found = (load_file(stage.at(one, CRITIC_STEPS) / checkpoint.CRITIC) for one in ("torch-critic", name))
+    expected, found = (saved_tensors(stored_critic(stage.at(one, CRITIC_STEPS))) for one in ("torch-critic", name))
     assert found.keys() == expected.keys()
     worst = max(float((found[key] - expected[key]).abs().max()) for key in expected if key.startswith("weight/"))
     assert worst < WEIGHT_ATOL, worst
@@ -462,13 +482,14 @@ def test_a_killed_rank_ends_the_others_at_once(victim: int, stage: Stage) -> Non
             process.wait()
 
 
-OTHER_VICTIMS = [("load", 0), ("publish", 1), ("save", 1), ("export", 0)]
+OTHER_VICTIMS = [("load", 0), ("publish", 1), ("save", 0), ("report", 1), ("export", 0)]
+"""save: in the middle of a rank's part. report: all parts are complete, and rank 0 does not know it. seal: it does."""
 
 
 @pytest.mark.parametrize(
     ("phase", "victim"),
     [
-        ("load", 1), ("publish", 0), ("save", 0), ("export", 1),
+        ("load", 1), ("publish", 0), ("save", 1), ("seal", 0), ("export", 1),
         *(pytest.param(*one, marks=pytest.mark.thorough) for one in OTHER_VICTIMS),
     ],
 )  # fmt: skip
@@ -494,7 +515,7 @@ def test_a_rank_killed_in_any_phase_ends_the_other_and_leaves_what_was_complete(
         checkpoint.verify(folder)
     assert not (run_dir / "final").exists()
     assert not [path for path in run_dir.rglob("*") if path.name.endswith(".partial")] or phase == "export"
-    if phase == "save":
+    if phase in ("save", "seal"):
         goes_on = stage.scene(f"{name}-on", 2, {"backend": "fsdp"}, until=2, resume_from=found[-1][1])
         stage.play(f"{name}-on", 2, [goes_on])
         assert len(stage.metrics(f"{name}-on")) == 1
@@ -506,7 +527,7 @@ def assert_exports_exactly(stage: Stage, name: str) -> None:
     assert export_checkpoint(stage.at(name, STEPS), out / "hf") == "float32"
     import_folder(out / "hf", out / "ours")
     export_checkpoint(out / "ours", out / "again")
-    saved = load_file(stage.at(name, STEPS) / "model.safetensors")
+    saved = saved_weights(stage.at(name, STEPS))
     final = AutoModelForCausalLM.from_pretrained(out / "again").state_dict()
     for folder in ("hf", "ours", "again"):
         found = load_file(out / folder / "model.safetensors")

@@ -22,12 +22,14 @@ from typing import Any
 import msgspec
 
 from areal_like.errors import WeightError
+from areal_like.weights.tensor_parts import has_parts
 from areal_like.wire.messages import RunPosition
 from trainer.checkpoints.atomic_folder import atomic_folder, remove_folder, sweep
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT, PARTS_FORMAT = 2, 3
+"""Of the manifest: of a checkpoint that is a model's folder, and of one with the parts of ranks."""
 MANIFEST = "manifest.json"
 STATE = "state.json"
 CRITIC = "critic.safetensors"
@@ -95,19 +97,23 @@ def latest(run_dir: Path) -> Path | None:
     return found[-1][1] if found else None
 
 
-def verify(folder: Path) -> None:
-    """Raise WeightError, naming the file, if `folder` is not a checkpoint or a file is missing or has changed."""
+def verify(folder: Path, *, share: int = 0, num_shares: int = 1) -> None:
+    """Raise WeightError, naming the file, if `folder` is not a checkpoint or a file is missing or has changed.
+
+    share, num_shares: read only this share of the files; the other ranks of a trainer read the others.
+    """
     manifest = folder / MANIFEST
     try:
         recorded = json.loads(manifest.read_text())
-        is_known, files = recorded["format"] == FORMAT, dict(recorded["files"])
+        is_known, files = recorded["format"] in (FORMAT, PARTS_FORMAT), dict(recorded["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightError(f"{manifest} is missing or damaged, so this is not a complete checkpoint") from error
     if not is_known:
         raise WeightError(
-            f"{manifest} has format {recorded['format']}, but this version of areal_like reads format {FORMAT}"
+            f"{manifest} has format {recorded['format']}, but this version of areal_like reads formats {FORMAT} and "
+            f"{PARTS_FORMAT}"
         )
-    for name, entry in sorted(files.items()):
+    for name, entry in sorted(files.items())[share::num_shares]:
         file = folder / name
         try:
             num_bytes, digest = _measure(file)
@@ -179,7 +185,8 @@ def fill(folder: Path, state: CheckpointState, write: Callable[[Path], Facts | N
             num_bytes, digest = facts.get(name) or _measure(file)
             files[name] = {"num_bytes": num_bytes, "sha256": digest}
             total_bytes += num_bytes
-    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
+    number = PARTS_FORMAT if has_parts(folder) else FORMAT
+    (folder / MANIFEST).write_text(json.dumps({"format": number, "files": files}, indent=1))
     return total_bytes
 
 

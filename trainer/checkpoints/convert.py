@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from areal_like.errors import UserError, WeightError
+from areal_like.weights.tensor_parts import SpreadTensor, has_parts, tensors_in
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import CheckpointState
@@ -27,6 +28,8 @@ from trainer.checkpoints.provenance import write_provenance
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 INDEX = "model.safetensors.index.json"
+WEIGHT, CRITIC_PREFIX = "weight/", "critic/"
+"""Beginnings of the keys of weights and of the critic, where a file has both (trainer/host_copy.py)."""
 FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 """Converted dtypes, by their names in safetensors; all others are copied unchanged."""
 NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -35,13 +38,15 @@ MAX_HEADER_BYTES = 100 << 20
 
 
 class Stored(NamedTuple):
-    """A tensor in a safetensors file; `start` is the offset from the beginning of the file."""
+    """A tensor in a safetensors file; `start` is the offset from the beginning of the file. spread: if its items are in
+    the parts of several ranks; `file` is then their folder."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
     num_bytes: int
+    spread: SpreadTensor | None = None
 
 
 def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None) -> str:
@@ -87,7 +92,10 @@ def import_folder(source: Path, out: Path) -> tuple[int, str]:
 
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """Return every tensor of a folder's weights by name. Raises UserError if there are none, or a file is damaged."""
+    """Return every tensor of a folder's weights by name. Raises UserError if there are none, or a file is damaged;
+    WeightError if a checkpoint lacks a part."""
+    if has_parts(folder):
+        return _in_parts(folder, lambda key: key.removeprefix(WEIGHT) if key.startswith(WEIGHT) else None)
     files = sorted(folder.glob("*.safetensors"))
     files = [file for file in files if file.name not in (OPTIMIZER, checkpoint.CRITIC)]
     if (folder / INDEX).is_file():
@@ -117,6 +125,32 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     return found
 
 
+def stored_optimizer(folder: Path) -> dict[str, Stored]:
+    """Return AdamW's state and the generators of a checkpoint by key. Raises UserError, WeightError."""
+    if has_parts(folder):
+        return _in_parts(folder, lambda key: None if key.startswith((WEIGHT, CRITIC_PREFIX)) else key)
+    return dict(stored_in(folder / OPTIMIZER))
+
+
+def stored_critic(folder: Path) -> dict[str, Stored]:
+    """Return the critic's weights and AdamW's state in a checkpoint by key; empty if it has no critic.
+
+    Raises UserError, WeightError.
+    """
+    if has_parts(folder):
+        return _in_parts(folder, lambda key: key.removeprefix(CRITIC_PREFIX) if key.startswith(CRITIC_PREFIX) else None)
+    file = folder / checkpoint.CRITIC
+    return dict(stored_in(file)) if file.is_file() else {}
+
+
+def _in_parts(folder: Path, rename: Callable[[str], str | None]) -> dict[str, Stored]:
+    return {
+        name: Stored(folder, tensor.dtype, tensor.shape, 0, tensor.num_bytes, tensor)
+        for key, tensor in tensors_in(folder).items()
+        if (name := rename(key)) is not None
+    }
+
+
 def stored_in(file: Path) -> Iterator[tuple[str, Stored]]:
     """Yield every tensor of a safetensors file with its name. Raises UserError if the file is damaged."""
     try:
@@ -141,6 +175,11 @@ def stored_in(file: Path) -> Iterator[tuple[str, Stored]]:
         raise UserError(
             f"the file is not a complete safetensors file ({error})", where=str(file), remedy="download the file again"
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return what is wrong with a file, without its path and a remedy for models that were downloaded."""
+    return error.what if isinstance(error, UserError) else str(error)
 
 
 def write_weights(
@@ -183,6 +222,8 @@ def _size(tensor: Stored, dtype: str) -> tuple[int, int]:
 
 def read_stored(tensor: Stored) -> bytes:
     """Read the bytes of a tensor. Raises WeightError if the file is shorter than its header says."""
+    if tensor.spread is not None:
+        return tensor.spread.bytes_of().tobytes()
     with tensor.file.open("rb") as file:
         file.seek(tensor.start)
         data = file.read(tensor.num_bytes)

@@ -24,6 +24,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from areal_like.context_limit import ContextLimit, context_limit
 from areal_like.errors import UserError, first_line
+from areal_like.weights.tensor_parts import has_parts
+from trainer.checkpoints.convert import stored_tensors
+from trainer.model.stored_tensor import as_tensor
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +74,11 @@ def check_folder(folder: Path) -> PretrainedConfig:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise UserError if the folder has no weights, or a file of them cannot be read."""
+    """Raise UserError if the folder has no weights, or a file of them cannot be read; WeightError if a checkpoint lacks
+    a part."""
+    if has_parts(folder):
+        stored_tensors(folder)
+        return
     for file in weight_files(folder):
         if file.suffix == ".safetensors":
             try:
@@ -112,7 +119,8 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the weights. Raises UserError if there are none or the index names a missing one."""
+    """Return the files with the weights. Raises UserError if there are none, the index names a missing one, or they are
+    the parts of a checkpoint."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -130,6 +138,12 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / name for name in names]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
+    if has_parts(folder):
+        raise UserError(
+            "the weights are the parts of a checkpoint, not a Hugging Face folder",
+            where=str(folder),
+            remedy="convert it with areal-like export, and specify the exported folder",
+        )
     pickled = [folder / name for name in PICKLED if (folder / name).is_file()]
     if pickled:
         return pickled
@@ -241,10 +255,16 @@ def load_weights(
     config: replaces the folder's. made: names of parameters that the folder need not have. Raises UserError if weights
     are missing, do not fit the config or are not finite.
     """
-    given = {} if config is None else {"config": config}
+    given: dict[str, Any] = {} if config is None else {"config": config}
+    place: str | None = str(folder)
+    if has_parts(folder):  # transformers takes tensors only without a folder
+        tensors = {name: as_tensor(stored) for name, stored in stored_tensors(folder).items()}
+        place, given = None, {"config": config or read_config(folder), "state_dict": tensors}
+        with torch.device("meta"):  # and without a folder the Auto classes fail
+            kind = type(kind.from_config(given["config"]))
     try:
         loaded: Any = kind.from_pretrained(
-            str(folder),
+            place,
             **given,
             dtype=torch.float32,
             local_files_only=True,
@@ -258,6 +278,7 @@ def load_weights(
             remedy="check that config.json matches the weights",
         ) from error
     model: PreTrainedModel = loaded[0]
+    model.config.name_or_path = str(folder)
     report: dict[str, Any] = loaded[1]
     _check_all_loaded(report, folder, made)
     if report["unexpected_keys"]:
@@ -307,6 +328,8 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 def _file_of(name: str, folder: Path) -> str:
     """Return the weight file with tensor `name`, or the folder if it cannot be determined among several files."""
+    if has_parts(folder):
+        return str(folder)
     files = weight_files(folder)
     for file in files:
         if file.suffix == ".safetensors":

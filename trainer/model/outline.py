@@ -19,7 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from areal_like.errors import UserError, WeightError
-from trainer.checkpoints.convert import INDEX, Stored, stored_in, stored_tensors
+from areal_like.weights.tensor_parts import SpreadTensor, has_parts
+from trainer.checkpoints.convert import INDEX, Stored, stored_tensors
 from trainer.export import first_named
 from trainer.host_copy import Items
 from trainer.model.model import check_folder, without_dropout
@@ -50,6 +51,9 @@ class SlicedSource:
             flat_N.zero_()
             return
         tensor = self._stored[name]
+        if tensor.spread is not None:
+            self._read_spread(tensor, tensor.spread, first, flat_N, width)
+            return
         if width:
             self._read_columns(tensor, first, flat_N.view(-1, width))
             return
@@ -65,6 +69,21 @@ class SlicedSource:
                 _fill(file, memoryview(read_N.view(torch.uint8).numpy().data), tensor.file)
                 if not is_direct:
                     part_N.copy_(read_N)
+
+    def _read_spread(self, tensor: Stored, spread: SpreadTensor, first: int, out_N: torch.Tensor, width: int) -> None:
+        """Read from the parts of several ranks: in place if possible, else in pieces of whole rows of the columns."""
+        dtype = TORCH_FLOATS[tensor.dtype]
+        if dtype == torch.float32 and out_N.device.type == "cpu":
+            spread.read(first, len(out_N), out_N.view(torch.uint8).numpy(), width)
+            return
+        row_items, step = math.prod(tensor.shape[1:]), max(1, self._piece_bytes // dtype.itemsize)
+        step = max(width, step - step % width) if width else step
+        for start in range(0, len(out_N), step):
+            part_N = out_N[start : start + step]
+            read_N = torch.empty(len(part_N), dtype=dtype)
+            place = first + (start // width * row_items if width else start)
+            spread.read(place, len(part_N), read_N.view(torch.uint8).numpy(), width)
+            part_N.copy_(read_N)
 
     def _read_columns(self, tensor: Stored, first: int, out_RW: torch.Tensor) -> None:
         """Read rows in full, as many at a time as fit a piece, and keep their columns."""
@@ -129,9 +148,9 @@ class ReadMoments(Protocol):
         is none. items: return only these, flat."""
 
 
-def moment_reader(file: Path, kinds: Mapping[str, Collection[str]]) -> ReadMoments:
-    """Return the reader of AdamW's state in a file. kinds: what the file has of each parameter, by its name."""
-    stored = dict(stored_in(file))
+def moment_reader(stored: Mapping[str, Stored], kinds: Mapping[str, Collection[str]]) -> ReadMoments:
+    """Return the reader of AdamW's state in a checkpoint. stored: its tensors by `<moment>/<name of the parameter>`.
+    kinds: what it has of each parameter, by its name."""
     source = SlicedSource(stored, ROWS_BYTES)  # consecutive float32 on the host is read in place, in one piece
 
     def read(name: str, items: Items | None = None, /) -> dict[str, torch.Tensor]:
@@ -158,7 +177,7 @@ def is_converted(model: PreTrainedModel) -> bool:
 
 
 def _has_safetensors(folder: Path) -> bool:
-    return (folder / INDEX).is_file() or (folder / "model.safetensors").is_file()
+    return (folder / INDEX).is_file() or (folder / "model.safetensors").is_file() or has_parts(folder)
 
 
 def _compute_buffers(model: Any) -> None:

@@ -47,20 +47,20 @@ def write_tensors(
     digest = hashlib.sha256()
     nothing: contextlib.AbstractContextManager[Iterator[Chunk]] = contextlib.nullcontext(iter(()))
     with file.open("wb", buffering=0) as opened:
-        num_bytes = _put(opened, digest, memoryview(header))
+        num_bytes = put_bytes(opened, digest, memoryview(header))
         with nothing if gathered is None else gathered.chunks(far) as chunks:
             pending = next(chunks, None)
             for entry in entries:
                 if entry.name in near:
-                    num_bytes += _put(opened, digest, near[entry.name].data) if entry.num_bytes else 0
+                    num_bytes += put_bytes(opened, digest, near[entry.name].data) if entry.num_bytes else 0
                 while pending is not None and pending[0] == entry.name:
-                    num_bytes += _put(opened, digest, pending[1])
+                    num_bytes += put_bytes(opened, digest, pending[1])
                     pending = next(chunks, None)
     return FileFacts(num_bytes, digest.hexdigest())
 
 
-def _put(file: FileIO, digest: hashlib._Hash, data: memoryview) -> int:
-    """Write and hash; returns the number of bytes."""
+def put_bytes(file: FileIO, digest: hashlib._Hash, data: memoryview) -> int:
+    """Write and hash; returns the number of bytes. Raises OSError."""
     left = data.cast("B")
     while len(left):
         written = file.write(left[:PIECE_BYTES])

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from areal_like.errors import OperationError
+from areal_like.weights.tensor_parts import SpreadTensor, has_parts, tensors_in
 
 SUFFIX = ".safetensors"
 GENERATOR = "generator/"
@@ -26,13 +27,15 @@ _NUMPY = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4", 
 
 
 class Place(NamedTuple):
-    """Where a tensor is: its file, the first byte, dtype as the file names it, shape, and size in bytes."""
+    """Where a tensor is: its file, the first byte, dtype as the file names it, shape, and size in bytes. spread: if its
+    items are in the parts of several ranks."""
 
     file: Path
     offset: int
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    spread: SpreadTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,14 @@ class TensorDifference:
 
 def places_in(folder: Path) -> dict[str, Place]:
     """Return where each tensor of the folder's safetensors files is, by `file name: tensor name`; of a model that is
-    split over several files by the tensor's name alone. Raises OperationError for a damaged file."""
+    split over several files by the tensor's name alone. Of a checkpoint in the parts of ranks the names are those of a
+    checkpoint of one process. Raises OperationError for a damaged file."""
+    if has_parts(folder):
+        return {
+            _name_in_one_process(key): Place(folder, 0, tensor.dtype, tensor.shape, tensor.num_bytes, tensor)
+            for key, tensor in sorted(tensors_in(folder).items())
+            if not key.startswith(GENERATOR)
+        }
     files = sorted(folder.glob(f"*{SUFFIX}"))
     is_split = any("-of-" in file.name for file in files)
     found: dict[str, Place] = {}
@@ -54,6 +64,14 @@ def places_in(folder: Path) -> dict[str, Place]:
             if not name.startswith(GENERATOR):
                 found[name if is_split or len(files) == 1 else f"{file.stem}: {name}"] = place
     return found
+
+
+def _name_in_one_process(key: str) -> str:
+    """The name that a tensor of a part has in a checkpoint of one process."""
+    for prefix, file in (("weight/", "model"), ("critic/", "critic")):
+        if key.startswith(prefix):
+            return f"{file}: {key.removeprefix(prefix)}"
+    return f"optimizer: {key}"
 
 
 def digests_in(folder: Path) -> dict[str, str]:
@@ -106,6 +124,8 @@ def _values(place: Place) -> np.ndarray:
     """The tensor, flat; of a dtype that NumPy lacks as integers of the same size."""
     count = max(1, int(np.prod(place.shape)))
     dtype = np.dtype(_NUMPY.get(place.dtype, f"<u{place.num_bytes // count}"))
+    if place.spread is not None:
+        return place.spread.bytes_of().view(dtype)
     with place.file.open("rb") as opened:
         opened.seek(place.offset)
         return np.frombuffer(opened.read(place.num_bytes), dtype)
@@ -114,6 +134,12 @@ def _values(place: Place) -> np.ndarray:
 def _digest(place: Place) -> str:
     digest = hashlib.sha256(f"{place.dtype} {list(place.shape)} ".encode())
     left = place.num_bytes
+    if (spread := place.spread) is not None:
+        step = max(1, PIECE_BYTES // spread.item_bytes)
+        num_items = left // spread.item_bytes
+        for first in range(0, num_items, step):
+            digest.update(spread.bytes_of(first, min(step, num_items - first)))
+        return digest.hexdigest()
     with place.file.open("rb") as opened:
         opened.seek(place.offset)
         while left:

@@ -116,9 +116,9 @@ def test_unreadable_manifest_is_no_checkpoint(text: str, tmp_path: Path) -> None
     assert latest_valid(tmp_path) is None
 
 
-@pytest.mark.parametrize(("number", "is_read"), [(1, False), (2, True), (3, False)])
-def test_checkpoints_of_format_2_are_read_and_no_others(number: int, is_read: bool, tmp_path: Path) -> None:
-    """What runs wrote yesterday has the number 2: a change of what checkpoints consist of takes another one."""
+@pytest.mark.parametrize(("number", "is_read"), [(1, False), (2, True), (3, True), (4, False)])
+def test_checkpoints_of_formats_2_and_3_are_read_and_no_others(number: int, is_read: bool, tmp_path: Path) -> None:
+    """2: a model's folder. 3: the parts of ranks. A change of what checkpoints consist of takes another number."""
     folder = save(tmp_path, 20)
     manifest = folder / "manifest.json"
     recorded = json.loads(manifest.read_text())
@@ -129,7 +129,7 @@ def test_checkpoints_of_format_2_are_read_and_no_others(number: int, is_read: bo
         return
     with pytest.raises(WeightError) as raised:
         checkpoint.verify(folder)
-    assert str(raised.value) == f"{manifest} has format {number}, but this version of areal_like reads format 2"
+    assert str(raised.value) == f"{manifest} has format {number}, but this version of areal_like reads formats 2 and 3"
 
 
 def test_partial_folder_is_never_taken(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 import trainer.model.outline
 from areal_like.errors import WeightError
+from trainer.checkpoints.convert import stored_optimizer
 from trainer.export import first_named, write_model
 from trainer.host_copy import Items
 from trainer.model.model import load_causal_lm
@@ -159,7 +160,7 @@ def load_last(folder: Path) -> list[tuple[str, int]]:
 def test_moments_are_read_whole_or_in_parts(tmp_path: Path) -> None:
     moment, step = torch.randn(6, 4), torch.tensor(3.0)
     save_file({"exp_avg/a": moment, "step/a": step}, tmp_path / "optimizer.safetensors")
-    read = moment_reader(tmp_path / "optimizer.safetensors", {"a": ["exp_avg", "step"]})
+    read = moment_reader(stored_optimizer(tmp_path), {"a": ["exp_avg", "step"]})
     whole = read("a", None)
     assert torch.equal(whole["exp_avg"], moment)
     part = read("a", Items(8, 8))
@@ -180,5 +181,5 @@ def test_float32_on_the_host_is_read_in_one_piece_however_small_pieces_are(
     monkeypatch.setattr(
         trainer.model.outline, "_fill", lambda file, view, path: (sizes.append(len(view)), fill(file, view, path))
     )
-    moment_reader(tmp_path / "optimizer.safetensors", {"a": ["exp_avg"]})("a", Items(10, 2990))
+    moment_reader(stored_optimizer(tmp_path), {"a": ["exp_avg"]})("a", Items(10, 2990))
     assert sizes == [4 * 2990]

@@ -1,0 +1,214 @@
+"""A checkpoint of which each rank writes its part, against one that rank 0 writes. Four FSDP2 ranks over gloo on CPUs.
+
+    python -m benchmarks.checkpoint_parts            a model of 54 million parameters; 3 GB of memory
+    python -m benchmarks.checkpoint_parts --quick    a model of 11 million parameters; writes nothing
+
+The two ways (`trainer.checkpoint.parts`) alternate in the same processes, PAIRS times each, after one of each that is
+not timed: how long the training thread of a rank is blocked, and how long it takes until the checkpoint is complete on
+disk. One more of each is counted: bytes of all live tensor storages (storage_accounting.py) above what the rank must
+hold, its part of the state and its copy. Then four ranks resume from each: bytes that a rank reads while it opens the
+checkpoint, as the kernel counts them (rchar), checksums and what it receives from other ranks included.
+
+Files go to the folder for temporary files (TMPDIR), with fsync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import torch
+
+from areal_like.config import ProcessSpec
+from benchmarks.folders import REPOSITORY
+from benchmarks.packing import PROMPT, made_samples
+from benchmarks.runs import environment, write
+from benchmarks.sharded_memory import LARGE, LIMIT_S, MB, RANKS, SMALL, TOKENS, prepare, process_spec, share_bytes
+from benchmarks.storage_accounting import LiveStorages
+from trainer.activity import Activity
+from trainer.follower import Follower
+from trainer.training import Training
+
+WAYS = ("rank_0", "every_rank")
+PAIRS = 5
+MEDIUM: dict[str, Any] = {
+    **LARGE, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 32_000,
+}  # fmt: skip
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job is not None:
+        run_rank(options.job, options.rank)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder), SMALL if options.quick else MEDIUM, bucket_mb=2.0 if options.quick else 16.0)
+    show(found)
+    if not options.quick:
+        print(f"written to {write('checkpoint_parts', 'python -m benchmarks.checkpoint_parts', found)}")
+
+
+def show(found: Row) -> None:
+    """Print the table."""
+    print(f"{found['parameters']:,} parameters, {RANKS} ranks, {PAIRS} checkpoints each")
+    print(f"{'way':12}{'blocked s':>10}{'most':>8}{'written s':>11}{'over, buckets':>15}{'read on resume, MB':>20}")
+    for row in found["rows"]:
+        print(f"{row['way']:12}{row['blocked_s']:10.3f}{row['blocked_most_s']:8.3f}{row['write_s']:11.2f}"
+              f"{row['over_buckets']:15.2f}{row['read_most_mb']:20,.1f}")  # fmt: skip
+
+
+def measure(folder: Path, model: dict[str, Any], *, bucket_mb: float) -> Row:
+    """Run the ranks and return what they measured. Raises SystemExit with the log of a rank that fails."""
+    num_parameters = prepare(folder / "prepared", model)
+    (folder / "run").mkdir()
+    results = play(folder, {"kind": "save", "bucket_mb": bucket_mb})
+    resumed = {}
+    for way in WAYS:
+        resumed[way] = play(folder, {"kind": "resume", "bucket_mb": bucket_mb, "resume_from": str(folder / way)})
+    rows = []
+    for way in WAYS:
+        ranks = [result[way] for result in results]
+        rows.append({
+            "way": way, "blocked_s": statistics.median([one for rank in ranks for one in rank["blocked_s"]]),
+            "blocked_most_s": max(one for rank in ranks for one in rank["blocked_s"]),
+            "write_s": statistics.median(ranks[0]["write_s"]), "num_bytes": ranks[0]["num_bytes"],
+            "over_buckets": max(rank["over_bytes"] for rank in ranks) / (bucket_mb * MB),
+            "read_most_mb": max(one["read_bytes"] for one in resumed[way]) / MB,
+        })  # fmt: skip
+    return {
+        "parameters": num_parameters, "ranks": RANKS, "pairs": PAIRS, "bucket_mb": bucket_mb,
+        "own_mb": results[0]["own_bytes"] / MB, "rows": rows,
+    }  # fmt: skip
+
+
+def play(folder: Path, facts: Row) -> list[Row]:
+    """Run one process for each rank; returns what each wrote."""
+    job = folder / "job.json"
+    job.write_text(json.dumps({"folder": str(folder), **facts}))
+    (folder / "meet").unlink(missing_ok=True)
+    logs = [folder / f"rank-{rank}.log" for rank in range(RANKS)]
+    processes = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, "-m", "benchmarks.checkpoint_parts", "--job", str(job), "--rank", str(rank)]
+        with log.open("w") as file:
+            processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=REPOSITORY,
+                                              env=environment() | {"OMP_NUM_THREADS": "1"}))  # fmt: skip
+    try:
+        if any([process.wait(LIMIT_S) for process in processes]):
+            raise SystemExit("a rank failed:\n" + "\n".join(log.read_text()[-2000:] for log in logs))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+class BothWays(Training):
+    """The trainer's own, which saves in both ways in turn."""
+
+    def __init__(self, spec: ProcessSpec, ledger: LiveStorages) -> None:
+        super().__init__(spec)
+        self.ledger = ledger
+        self.num_saves = 0
+        self.blocked_s: dict[str, list[float]] = {way: [] for way in WAYS}
+
+    def open(self) -> None:
+        super().open()
+        self._each_rank = self._rank_parts
+
+    def save(self) -> Any:
+        """Save in the next way; after PAIRS timed ones of each, count the last one of each."""
+        way = WAYS[self.num_saves % 2]
+        is_timed, is_last = self.num_saves >= 2, self.num_saves >= 2 + 2 * PAIRS
+        self._rank_parts = self._each_rank if way == "every_rank" else None
+        self.num_saves += 1
+        self.ledger.phase(way, is_counted=is_last)
+        started_s = time.perf_counter()
+        write = super().save()
+        if is_timed and not is_last:
+            self.blocked_s[way].append(time.perf_counter() - started_s)
+        return write
+
+    def close(self) -> None:
+        self.ledger.phase("end", is_counted=False)
+        super().close()
+
+
+def run_rank(job: Path, rank: int) -> None:
+    """One rank, as a process; rank 0 leads."""
+    facts = json.loads(job.read_text())
+    folder = Path(facts["folder"])
+    torch.set_num_threads(1)
+    spec = process_spec(folder, rank, facts["bucket_mb"], has_reference=False)
+    result = (resume if facts["kind"] == "resume" else save)(folder, spec, facts)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(result))
+
+
+def save(folder: Path, spec: ProcessSpec, facts: Row) -> Row:
+    """One step, then checkpoints in both ways; the first of each is copied for `resume`."""
+    ledger = LiveStorages()
+    ledger.install()
+    training = BothWays(spec, ledger)
+    writes_s: dict[str, list[float]] = {way: [] for way in WAYS}
+    num_bytes = dict.fromkeys(WAYS, 0)
+    if spec.rank:
+        Follower(training, Activity()).run()
+    else:
+        training.open()
+        training.run(training.prepare(made_samples([TOKENS // 8 - PROMPT] * 8), 1))
+        for number in range(2 + 2 * PAIRS + 2):
+            way = WAYS[number % 2]
+            started_s = time.perf_counter()
+            saved = training.save()()
+            if 2 <= number < 2 + 2 * PAIRS:
+                writes_s[way].append(time.perf_counter() - started_s)
+            num_bytes[way] = saved.num_bytes
+            if number < 2:
+                shutil.copytree(saved.folder, folder / way)
+        training.close()
+    own = share_bytes(training, "load")
+    share = 6 * own  # weights and two moments, and a copy of the three
+    found: Row = {"own_bytes": own}
+    for way in WAYS:
+        found[way] = {
+            "blocked_s": training.blocked_s[way], "write_s": writes_s[way], "num_bytes": num_bytes[way],
+            "over_bytes": ledger.peaks[way] - share,
+        }  # fmt: skip
+    return found
+
+
+def resume(folder: Path, spec: ProcessSpec, facts: Row) -> Row:
+    """Open a checkpoint; returns the bytes that were read from files."""
+    training = Training(spec.model_copy(update={"resume_from": facts["resume_from"]}))
+    before = read_bytes()
+    training.open()
+    found = read_bytes() - before
+    training.ranks.close()
+    return {"read_bytes": found}
+
+
+def read_bytes() -> int:
+    """Bytes that this process has read from files, pipes and sockets."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+if __name__ == "__main__":
+    main()
