@@ -217,7 +217,7 @@ class Coordinator:
             names: names of the workers.
 
         Returns:
-            True if another worker exists or will be started.
+            True if another worker that the run started exists or will be started. External ones may leave at any time.
         """
         return worker_lifecycle.can_spare(self._state, names)
 
