@@ -4,8 +4,8 @@ Samples are handled by the coordinator, processes are started and ended in super
 control_requests.py.
 
 A worker that receives a spot notice and one that is drained by request behave the same: it sends Draining, returns its
-leases, sends Goodbye. The only worker is not drained: a request is refused, and if it exits nevertheless, it is
-restarted.
+leases, sends Goodbye. The only worker that the run started is not drained: a request is refused, and if it exits
+nevertheless, it is restarted. External workers leave whenever they want.
 """
 
 from __future__ import annotations
@@ -67,9 +67,12 @@ class WorkerAdmin:
 
     def draining(self, worker: str, now_s: float) -> InboundEvent:
         """Handle the announcement of a worker that it drains."""
-        if self._coordinator.can_spare({worker, *self._leaving}):
+        if self._may_leave(worker):
             self._let_leave(worker, now_s)
         return self._reported(worker)
+
+    def _may_leave(self, worker: str) -> bool:
+        return self._supervisor.is_external(worker) or self._coordinator.can_spare({worker, *self._leaving})
 
     def _reported(self, worker: str) -> InboundEvent:
         info = self._hub.peers.get(worker)
@@ -84,7 +87,7 @@ class WorkerAdmin:
         others are evaluated by the supervisor.
         """
         self._leaving.discard(worker)
-        is_gone = self._supervisor.is_leaving(worker)
+        is_gone = self._supervisor.is_external(worker) or self._supervisor.is_leaving(worker)
         if is_gone:
             self._supervisor.release(worker)
         return InboundEvent(
@@ -145,6 +148,8 @@ class WorkerAdmin:
             return f"no rollout worker {worker!r} is connected; connected workers: {known or 'none yet'}"
         if self._coordinator.is_over:
             return "the run is over"
-        if not self._coordinator.can_spare({worker, *self._leaving}):
-            return f"{worker} is the only rollout worker; first add another one with areal-like add, or stop the run"
+        if not self._may_leave(worker):
+            others = [name for name in self._supervisor.names_of("rollout") if self._supervisor.is_external(name)]
+            only = "the only rollout worker that the run started" if others else "the only rollout worker"
+            return f"{worker} is {only}; first add another one with areal-like add, or stop the run"
         return ""
