@@ -14,6 +14,7 @@ from areal_like.safety import SafetyStage
 from areal_like.settings import DType, Settings
 from rollout.model_settings import CalledModelSettings as CalledModelSettings
 from rollout.model_settings import by_engine as by_engine
+from rollout.preemption import PreemptionSettings
 
 Interruption = Literal["recompute", "keep_kv", "drain"]
 """Handling of running answers when a new version is swapped in."""
@@ -219,6 +220,8 @@ class RolloutSettings(Settings):
     """Compute threads per worker; auto: 1, or all cores in `mode: sync`."""
     max_restarts: int = Field(3, ge=0, le=limits.STEPS)
     """Number of times that a dead worker is restarted."""
+    preemption: PreemptionSettings = PreemptionSettings()
+    """Notices that a worker's machine will be taken away, after which it drains (docs/operations.md)."""
 
     def capacity_of(self, num_slots: int) -> int:
         """Number of samples that a worker with `num_slots` slots holds, including its queue."""
