@@ -435,7 +435,7 @@ def scaled(*kinds: str) -> Finding:
     return found
 
 
-def test_decisions_of_autoscaling_are_told_with_their_reasons_and_a_limit_with_what_to_change():
+def test_decisions_of_autoscaling_are_reported_with_their_reasons_and_a_limit_with_what_to_change():
     found = scaled("scaled", "scaled")
     assert (found.severity, found.advice) == ("info", "")
     assert "2 times" in found.title

@@ -90,7 +90,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str) -> st
     return str(caught.value)
 
 
-def test_a_run_that_has_ended_and_a_wrong_key_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_has_ended_and_a_wrong_key_have_different_messages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         assert "does not accept the keys of this invitation" in refused(monkeypatch, tmp_path, address)
