@@ -13,8 +13,7 @@ result. After a change it waits until the change has taken effect. Workers are s
 from __future__ import annotations
 
 import math
-
-import msgspec
+from typing import NamedTuple
 
 from controller.coordinator import admission
 from controller.coordinator.effects import AddWorker, RetireWorker
@@ -24,7 +23,7 @@ from controller.coordinator.settings import ScalingRule
 from controller.coordinator.worker import Worker
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(NamedTuple):
     """Result of one window: 1 another worker would help, -1 one is not needed, 0 neither; and the sentence."""
 
     direction: int

@@ -29,8 +29,9 @@ MAX_OFFERS = 4096
 class MakeOffer(Protocol):
     """Makes the offer of one more worker (composition.ProcessStarter)."""
 
-    reserved: set[str]
-    """Names that no other worker gets."""
+    @property
+    def reserved(self) -> set[str]:
+        """Names that no other worker gets."""
 
     def offer(self) -> tuple[ProcessSpec, m.JoinOffer]:
         """The spec of a worker, which is also in the message."""

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 from made_keys import run_keys
-from small_run import NoProcesses, SmallRun, Trainer, Worker, assert_whole, bounded, concurrently, small_run, until
+from small_run import (
+    DEADLINE_S,
+    NoProcesses,
+    SmallRun,
+    Trainer,
+    Worker,
+    assert_whole,
+    bounded,
+    concurrently,
+    small_run,
+    until,
+)
 
 from areal_like.errors import ChannelError
 from areal_like.transport.channel import Peer
@@ -86,7 +97,7 @@ class Joinable:
             status=lambda: m.Heartbeat(state="candidate"),
         )  # fmt: skip
         self.run.peers.append(peer)
-        await peer.connect(5.0)
+        await peer.connect(DEADLINE_S)
         return peer
 
 
@@ -116,7 +127,7 @@ async def joinable(folder: Path, obstacle: str = "", **settings: Any) -> AsyncIt
 async def offered(candidate: Peer) -> m.JoinOffer:
     await candidate.send(m.JoinRequest(host="gpu7"))
     while True:
-        if isinstance(message := await candidate.receive(5.0), m.JoinOffer):
+        if isinstance(message := await candidate.receive(DEADLINE_S), m.JoinOffer):
             return message
 
 
@@ -147,7 +158,7 @@ def test_a_worker_that_joined_takes_part_and_the_run_is_whole(tmp_path: Path) ->
             held = Holder(run, "rollout-0", capacity=1)  # what it holds returns when it is lost
 
             async def lose() -> None:
-                await until(lambda: bool(held.leased))
+                await until(lambda: bool(held.leased) and bool(there.crew.external))  # else no worker would be left
                 there.crew.losses.append(Loss("rollout-0", "rollout", "killed", is_permanent=True))
 
             async with concurrently(held.work(), lose(), join(), Trainer(run).work()):
@@ -271,7 +282,7 @@ def test_the_token_of_an_invitation_registers_no_rollout_worker(tmp_path: Path) 
                     accept=frozenset(), heartbeat_s=0.05, silence_s=10.0, status=lambda: m.Heartbeat(state="x"),
                 )  # fmt: skip
                 with pytest.raises(ChannelError, match="no token for rollout rollout-7"):
-                    await peer.connect(5.0)
+                    await peer.connect(DEADLINE_S)
                 await stop(there.run)
 
             async with concurrently(attack(), Trainer(there.run).work()):
