@@ -32,6 +32,7 @@ from rollout.engine.descriptor import EngineContext
 from rollout.engine.port import Engine
 from rollout.incidents import Incidents
 from rollout.models.hosting import make_hosts
+from rollout.preemption import PreemptionSettings, notice
 from rollout.reward_client import RewardClient
 from rollout.sample_context import arrow_of
 from rollout.tokens import PromptTokens, load_tokenizer, stop_ids
@@ -54,6 +55,7 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
     model_dir = Path(spec.model.path)
     tracer = Tracer.of(spec.run_dir, spec.name, spec.trace)
     incidents = Incidents()
+    preempted = asyncio.create_task(_stop_on_notice(settings.preemption, stop, incidents.add), name="preemption")
     try:
         tokenizer = load_tokenizer(model_dir, spec.model.tokenizer)
         tokens = PromptTokens(
@@ -78,7 +80,14 @@ async def main(spec: ProcessSpec, stop: asyncio.Event) -> None:
             models=make_hosts(spec, settings, model_dir, tokenizer),
         ).run(stop)
     finally:
+        preempted.cancel()
         tracer.close()
+
+
+async def _stop_on_notice(settings: PreemptionSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
+    """Have the worker leave as after SIGTERM when its machine will be taken away."""
+    report(f"preemption notice: {await notice(settings, report)}; the worker drains")
+    stop.set()
 
 
 def settings_of(spec: ProcessSpec) -> RolloutSettings:

@@ -14,6 +14,7 @@ from areal_like.safety import SafetyStage
 from areal_like.settings import DType, Settings
 from rollout.model_settings import CalledModelSettings as CalledModelSettings
 from rollout.model_settings import by_engine as by_engine
+from rollout.preemption import PreemptionSettings
 
 Interruption = Literal["recompute", "keep_kv", "drain"]
 """Handling of running answers when a new version is swapped in."""
@@ -172,6 +173,24 @@ class RoutingSettings(Settings):
     """Smallest number of seconds by which a migration must shorten the longest wait."""
 
 
+class AutoscaleSettings(Settings):
+    """How the number of rollout workers that the run starts follows its waits (docs/operations.md)."""
+
+    min_workers: int = Field(1, gt=0, le=limits.PROCESSES)
+    """The run keeps at least this many."""
+    max_workers: int = Field(gt=0, le=limits.PROCESSES)
+    """The run has at most this many; each needs a device, as one of `areal-like add` does."""
+    window_s: float = Field(30.0, gt=0, le=limits.SECONDS)
+    """Seconds over which waits are measured; several steps fit into a good value."""
+    windows: int = Field(3, gt=0, le=limits.STEPS)
+    """Number of windows in a row that must agree before a worker is added or removed."""
+    add_at: float = Field(0.3, gt=0, le=1)
+    """A worker is added when the trainer waits for samples, with all slots taken, for at least this share of a
+    window."""
+    remove_at: float = Field(0.6, gt=0, le=1)
+    """A worker is removed when the staleness bound leaves one without work for at least this share of a window."""
+
+
 class RolloutSettings(Settings):
     """The pool of rollout workers."""
 
@@ -181,6 +200,8 @@ class RolloutSettings(Settings):
     """Size of the pool in GPUs, instead of num_workers: one worker for each (SGLang: for each `tp_size` of them)."""
     pool_cpus: int | None = Field(None, gt=0, le=limits.DEVICES)
     """Size of the pool in CPUs, instead of num_workers: one worker for each `threads` of them (auto: 1)."""
+    autoscale: AutoscaleSettings | None = None
+    """Add and remove workers by what the run waits for, beginning with num_workers; None: the number stays."""
     engine: EngineSettings = EngineSettings()
     """The engine inside each worker."""
     interruption: Interruption = "recompute"
@@ -219,6 +240,8 @@ class RolloutSettings(Settings):
     """Compute threads per worker; auto: 1, or all cores in `mode: sync`."""
     max_restarts: int = Field(3, ge=0, le=limits.STEPS)
     """Number of times that a dead worker is restarted."""
+    preemption: PreemptionSettings = PreemptionSettings()
+    """Notices that a worker's machine will be taken away, after which it drains (docs/operations.md)."""
 
     def capacity_of(self, num_slots: int) -> int:
         """Number of samples that a worker with `num_slots` slots holds, including its queue."""

@@ -11,6 +11,9 @@ another name, and hubs need no notification about a process that is started late
 
 Each process has its own folder (0700, files 0600) with only what it needs. Tokens are sent only inside encrypted
 messages; they never appear in argv, environments, specs or names.
+
+Candidates (`areal-like worker --join`) share one token, that of the name CANDIDATE, which is in the run's invitation.
+Each registers as CANDIDATE/something.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -30,8 +34,11 @@ from areal_like.transport.curve import make_key_pairs, read_private, write_priva
 
 Audience = Literal["controller", "services"]
 AUDIENCES: tuple[Audience, ...] = ("controller", "services")
+CANDIDATE = "candidate"
+"""Role of a candidate, and first part of its name."""
 SECRET_BYTES = 32
 _CURVE_FILES = ("server.public", "server.secret", "client.public", "client.secret")
+_CLIENT_FILES = ("server.public", "client.public", "client.secret")
 _HEX = re.compile(rb"[0-9a-f]{64}")
 
 
@@ -67,6 +74,33 @@ def issue_credentials(run_keys: Path, role: str, name: str) -> Path:
         write_private(folder / file, (run_keys / file).read_bytes().strip())
     token = load_join_secret(run_keys, "controller").token(role, name)
     write_private(folder / _token_file("controller"), token.encode())
+    return folder
+
+
+def token_name(role: str, name: str) -> str:
+    """The name that a token of this process is made for. Candidates share one, because any number of them use one
+    invitation."""
+    return name.partition("/")[0] if role == CANDIDATE else name
+
+
+def candidate_credentials(run_keys: Path) -> dict[str, bytes]:
+    """Files with which a candidate connects to the controller, by name. They contain no secret of a hub."""
+    files = {file: read_private(run_keys / file) for file in _CLIENT_FILES}
+    token = load_join_secret(run_keys, "controller").token(CANDIDATE, CANDIDATE)
+    return files | {_token_file("controller"): token.encode()}
+
+
+def credential_files(folder: Path, *, has_server: bool = True) -> dict[str, bytes]:
+    """Files of a folder of credentials by name, to send them to another machine. has_server: with the hub's secret."""
+    found = {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+    return found if has_server else {name: content for name, content in found.items() if name != "server.secret"}
+
+
+def write_credentials(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write credentials that another machine has sent to a new folder that only its owner can read; return it."""
+    folder.mkdir(mode=0o700)
+    for name, content in files.items():
+        write_private(folder / os.path.basename(name), content.strip())
     return folder
 
 

@@ -26,7 +26,7 @@ import zmq
 
 from areal_like.errors import UserError, WireError
 from areal_like.transport import curve
-from areal_like.transport.credentials import JoinSecret, load_join_secret
+from areal_like.transport.credentials import JoinSecret, load_join_secret, token_name
 from areal_like.transport.sockets import (
     BURST,
     LISTEN_S,
@@ -353,7 +353,7 @@ class Hub:
         if not 0 < len(hello.name) <= MAX_NAME_CHARS or not hello.name.isprintable():
             return f"a name must have 1 to {MAX_NAME_CHARS} printable characters"
         assert self._join is not None, "registered before start"
-        if not self._join.is_valid(hello.token, hello.role, hello.name):
+        if not self._join.is_valid(hello.token, hello.role, token_name(hello.role, hello.name)):
             return (
                 f"no token for {hello.role} {hello.name}: the process was not started by this run, or its keys are old"
             )

@@ -7,6 +7,7 @@ send, may clear an announcement. So EVENTS is read after each operation and befo
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import time
@@ -195,6 +196,15 @@ def check_address(address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.netloc or ":" not in parts.netloc:
         raise UserError(f"invalid address: {address!r}", remedy="write tcp://host:port")
+
+
+def is_reachable(host: str) -> bool:
+    """Whether other machines may reach a server at this address of ours: neither loopback nor all interfaces."""
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return host != "localhost"
+    return not found.is_loopback and not found.is_unspecified
 
 
 def own_host(hub_address: str) -> str:

@@ -13,6 +13,7 @@ Senders and receivers:
   rollout -> reward         ScoreRequest                          reward -> rollout   ScoreReply, ScoreRefused
   rollout -> reward         EnvironmentRequest, EnvironmentClosed reward -> rollout   EnvironmentReply
   any process -> reward StatsRequest                          reward -> any process StatsReply
+  candidate -> controller   JoinRequest, JoinedWorkerEnded        controller -> candidate JoinOffer
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SHARED_RUN = "shared"
 MAX_RESPONSE_CHARS = 16 << 20
 """Longest answer that is scored; a longer one gets the verdict `invalid`."""
 
-Role = Literal["controller", "rollout", "trainer", "reward"]
+Role = Literal["controller", "rollout", "trainer", "reward", "candidate"]
+"""`candidate`: the command that asks a run to admit a rollout worker (`areal-like worker --join`)."""
 Purpose = Literal["train", "eval"]
 ReturnReason = Literal["segment", "drain", "migrated", "cancelled", "rejected", "refused"]
 """Reason why a lease is returned unfinished: its token budget is used, its worker leaves, it was recalled, it was
@@ -111,6 +113,42 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
     reason: str
     deadline_s: float
+
+
+# ---------------------------------------------------------------- candidate <-> controller
+
+
+class JoinRequest(Message, frozen=True, kw_only=True):
+    """A machine offers one rollout worker to the run. host: its name, for messages."""
+
+    host: str
+
+
+class JoinOffer(Message, frozen=True, kw_only=True):
+    """Answer to a JoinRequest: everything with which the worker is started, or why the run does not admit it."""
+
+    reason: str = ""
+    """Why the request is refused, as a sentence; empty: it is granted."""
+    name: str = ""
+    """Name of the worker."""
+    spec: str = ""
+    """Its ProcessSpec as JSON, with paths of the controller's machine."""
+    keys: dict[str, bytes] = {}
+    """Its credentials, by file name."""
+    reward_keys: dict[str, bytes] = {}
+    """Credentials for shared reward services; empty if the run uses its own."""
+    model_files: dict[str, bytes] = {}
+    """Files of the model folder without weights (config, tokenizer); empty if they are too large to be sent."""
+
+    def __repr__(self) -> str:
+        return f"JoinOffer(name={self.name!r}, reason={self.reason!r})"
+
+
+class JoinedWorkerEnded(Message, frozen=True, kw_only=True):
+    """The process of the worker has ended without a Goodbye. reason: how."""
+
+    name: str
+    reason: str
 
 
 # ---------------------------------------------------------------- rollout <-> controller

@@ -20,12 +20,13 @@ from controller.cli.lineage_arguments import add_lineage
 from controller.cli.replay_arguments import add_replay
 from controller.cli.serve_arguments import add_serve
 from controller.cli.verify_arguments import add_verify
+from controller.cli.worker_arguments import add_worker
 from controller.dashboard.arguments import add_dashboard
 from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
     "status", "logs", "stop", "drain", "add", "checkpoint", "export", "import", "ps", "samples", "report", "compare",
-    "verify", "blame", "lineage", "note", "doctor", "simulate",
+    "verify", "blame", "lineage", "note", "doctor", "simulate", "worker",
 )  # fmt: skip
 """Commands that look at runs or at the machine; the others run something."""
 
@@ -37,7 +38,7 @@ key.path=value overrides one key, with a YAML value: num_steps=40 trainer.optimi
 _RUN_HELP = "a run's folder, its name in runs/, or the name of a run that was started on this machine"
 _TOP_EPILOG = """\
   a job         init, train, resume, validate, probe, sft, dpo, reward-model, eval, simulate
-  its runs      ps, status, logs, stop, drain, add, checkpoint, export, samples, report, compare,
+  its runs      ps, status, logs, stop, drain, add, worker, checkpoint, export, samples, report, compare,
                 verify, blame, lineage, replay, whatif, capsule, dashboard
   no run        data, serve, score, import, mcp
   this machine  doctor
@@ -167,6 +168,7 @@ def make_parser(complain: Callable[[str], int]) -> Parser:
     add_init(commands, _command)
     _add_looking(commands)
     _add_steering(commands)
+    add_worker(commands, _command)
     add_checkpoints(commands, _command, seconds, _RUN_HELP)
     add_replay(commands, _command, _RUN_HELP)
     _add_samples(commands)

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from areal_like.config import ProcessSpec
 from areal_like.errors import UserError
 from areal_like.setting_problem import SettingProblem
 from controller.config.problems import Problem
 from controller.config.run_settings import RunSettings
-from rollout.config import EngineSettings
+from rollout.config import EngineSettings, RolloutSettings
 from rollout.engine.adapter_layout import fused_parameters as fused_parameters
 from rollout.engine.adapter_layout import product_widths as product_widths
 from rollout.engine.descriptor import KIND_KEY, EngineDescriptor, EngineJob
@@ -67,6 +68,29 @@ def engine_job(config: RunSettings) -> EngineJob:
         startup_timeout_s=config.launch.startup_timeout_s,
         is_colocated=config.is_colocated,
     )
+
+
+def worker_problems(spec: ProcessSpec) -> Iterator[SettingProblem]:
+    """Requirements of a rollout worker's engine that this machine does not meet, by the worker's spec."""
+    settings = RolloutSettings.model_validate(spec.settings)
+    job = EngineJob(
+        settings=settings.engine,
+        num_workers=1,
+        interruption=settings.interruption,
+        model_dtype=spec.model.dtype,
+        startup_timeout_s=spec.startup_timeout_s,
+        is_colocated=spec.is_colocated,
+    )
+    yield from _engine_of_spec(spec).environment_problems(job)
+
+
+def reads_weights(spec: ProcessSpec) -> bool:
+    """Return whether a rollout worker reads the weights in the model's folder, not only its config and tokenizer."""
+    return spec.merges_adapters or _engine_of_spec(spec).starts_with_weights
+
+
+def _engine_of_spec(spec: ProcessSpec) -> EngineDescriptor:
+    return find_engine(spec.settings["engine"]["kind"], is_emulated=spec.emulation is not None)
 
 
 def as_problems(found: Iterable[SettingProblem]) -> Iterator[Problem]:

@@ -18,10 +18,22 @@ from controller.config.problems import nearest
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
+MAX_SMALL_BYTES = 32 << 20
+"""Largest size of the files of a model without its weights that are sent to another machine."""
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+
 
 def weight_bytes(folder: Path) -> int:
     """Size of the weight files of a model's folder; 0 if there are none (yet)."""
     return sum(path.stat().st_size for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+
+
+def files_without_weights(folder: Path) -> dict[str, bytes]:
+    """Files of a model's folder except its weights, by name; none if they are larger than MAX_SMALL_BYTES together."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix not in _WEIGHT_SUFFIXES]
+    if sum(path.stat().st_size for path in paths) > MAX_SMALL_BYTES:
+        return {}
+    return {path.name: path.read_bytes() for path in paths}
 
 
 def find_model(path: str) -> Path | None:

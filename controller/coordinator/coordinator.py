@@ -21,12 +21,14 @@ Decisions by module:
                        (the transition table: worker_version.py)
   wait_reasons.py      waits, as sentences
   rewriting.py         damaged versions that the trainer rewrites
+  autoscaling.py       how many workers the run has, within limits
   colocation.py        turns on shared devices (the transition table: handover.py)
   run_state.py         the state (its named parts: run_parts.py)
   restoring.py         the state restored from earlier sessions of the run
 
 Every event is settled in one fixed order: deadlines, overdue groups, the trainer's request, the handover of devices,
-evaluations, announcements, leases, migrations, the end. The reasons for the rules: docs/decisions/0002-coordinator.md.
+evaluations, announcements, leases, migrations, the number of workers, the end. The reasons for the rules:
+docs/decisions/0002-coordinator.md.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from collections.abc import Collection, Sequence
 from areal_like.errors import UserError
 from areal_like.trajectory import NO_VERSION
 from controller.coordinator import (
+    autoscaling,
     batch_selection,
     batch_shipping,
     colocation,
@@ -217,7 +220,7 @@ class Coordinator:
             names: names of the workers.
 
         Returns:
-            True if another worker exists or will be started.
+            True if another worker that the run started exists or will be started. External ones may leave at any time.
         """
         return worker_lifecycle.can_spare(self._state, names)
 
@@ -443,6 +446,7 @@ class Coordinator:
             state.version_check.due_s, state.version_check.is_due = version_rollout.next_due_s(state), False
         leasing.assign(state)
         migration.advance(state)
+        autoscaling.advance(state)
         termination.advance(state)
 
     def _drop_overdue(self) -> None:

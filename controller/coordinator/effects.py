@@ -252,6 +252,17 @@ class EndWorker(Effect, frozen=True):
     reason: str
 
 
+class AddWorker(Effect, frozen=True):
+    """Start one more rollout worker (autoscaling.py)."""
+
+
+class RetireWorker(Effect, frozen=True):
+    """Drain this process of a rollout worker permanently (autoscaling.py)."""
+
+    worker: str
+    incarnation: str
+
+
 class SendBatch(Effect, frozen=True):
     """The batch of `step`, for the trainer; the shell loads the payloads of the named samples, in this order."""
 

@@ -48,6 +48,8 @@ class WorkerJoined(Event, frozen=True):
     worker: str
     incarnation: str
     capacity: int
+    is_external: bool = False
+    """The run did not start it and does not restart it; it may leave at any time."""
 
 
 class WorkerLost(Event, frozen=True):
@@ -65,6 +67,8 @@ class WorkerLost(Event, frozen=True):
     """Which process was lost, if known: the loss of a process older than the last that joined is ignored."""
     may_live: bool = False
     """Its process may still have memory: it cannot be reached, was killed or sent Goodbye. `WorkerEnded` follows."""
+    may_return: bool = False
+    """Permanent loss of an external worker that was silent: nobody saw its process end, so it may register again."""
 
 
 class WorkerEnded(Event, frozen=True):

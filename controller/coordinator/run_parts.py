@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 from areal_like.trajectory import NO_VERSION
 from controller.coordinator.draws import Draws
@@ -140,6 +141,37 @@ class RoutingState:
     recalls: dict[int, float] = field(default_factory=dict)
     """Recalled leases that have not returned yet, with the time until which the next wave waits for them."""
     next_migration_s: float = 0.0
+
+
+Condition = Literal["starved", "blocked", "balanced", "paused"]
+"""What holds for the number of workers (autoscaling.py)."""
+
+
+@dataclass(slots=True)
+class ScalingState:
+    """State of autoscaling between two events; times of the present window by condition."""
+
+    condition: Condition = "paused"
+    """The condition since the last event."""
+    seen_s: float = -math.inf
+    """Time of the last event."""
+    starved_s: float = 0.0
+    blocked_s: float = 0.0
+    balanced_s: float = 0.0
+    streak: int = 0
+    """Number of windows in a row with the same result; negative if a worker is not needed."""
+    wanted: int | None = None
+    """Number of workers that was decided; None: it was reached."""
+    wanted_due_s: float = math.inf
+    """After this time the decision counts as failed."""
+
+    def begin_window(self) -> None:
+        """Begin a new window."""
+        self.starved_s = self.blocked_s = self.balanced_s = 0.0
+
+    def want(self, count: int, due_s: float) -> None:
+        """Record a decision."""
+        self.wanted, self.wanted_due_s, self.streak = count, due_s, 0
 
 
 @dataclass(slots=True)

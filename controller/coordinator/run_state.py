@@ -20,6 +20,7 @@ from controller.coordinator.run_parts import (
     EvaluationState,
     GroupState,
     RoutingState,
+    ScalingState,
     TrainerState,
     VersionCheck,
 )
@@ -43,7 +44,7 @@ class RunState:
 
     __slots__ = (
         "_effects", "_next_lease_id", "devices", "ending", "evaluations", "groups", "leases", "now_s", "phase",
-        "progress", "routing", "settings", "trainer", "version_check", "workers",
+        "progress", "routing", "scaling", "settings", "trainer", "version_check", "workers",
     )  # fmt: skip
 
     def __init__(self, settings: CoordinatorSettings) -> None:
@@ -61,6 +62,7 @@ class RunState:
         self.leases: dict[int, Lease] = {}
         self._next_lease_id = 0
         self.routing = RoutingState(LengthStatistics(settings.max_new_tokens))
+        self.scaling = ScalingState()
         self.version_check = VersionCheck()
         self.evaluations = EvaluationState()
         self.ending = EndingState()

@@ -14,6 +14,25 @@ from controller.coordinator.events import EvalKind, OnFailure, RoutingPolicy
 from controller.coordinator.replay_buffer import ReplayLimits
 
 
+class ScalingRule(msgspec.Struct, frozen=True, kw_only=True):
+    """`rollout.autoscale`; times in seconds."""
+
+    min_workers: int = 1
+    max_workers: int
+    window_s: float = 30.0
+    windows: int = 3
+    add_at: float = 0.3
+    remove_at: float = 0.6
+    settle_s: float = 600.0
+    """Longest time until a decision has taken effect; then it counts as failed."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_workers <= self.max_workers or self.window_s <= 0 or self.windows < 1:
+            raise ValueError(
+                "min_workers, max_workers, window_s and windows must be positive, and min_workers not larger"
+            )
+
+
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the pure coordinator; times in seconds."""
 
@@ -89,6 +108,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Deadline to stage an announced version, and to swap it in when its turn is granted; after it the worker is
     quarantined until it has done so.
     """
+    autoscale: ScalingRule | None = None
+    """None: the number of workers changes by request only."""
     drain_s: float = 0.0
     """Part of the deadline in which a worker first finishes its running answers (`interruption: drain`)."""
 

@@ -25,5 +25,9 @@ def is_stuck(state: RunState, worker: Worker) -> bool:
 
 def has_no_usable_workers(state: RunState) -> bool:
     """Return whether every expected worker has joined or was lost before, and none can do more work."""
-    workers = state.workers.values()
-    return len(workers) >= state.settings.num_workers and all(is_stuck(state, worker) for worker in workers)
+    return num_expected(state) <= 0 and all(is_stuck(state, worker) for worker in state.workers.values())
+
+
+def num_expected(state: RunState) -> int:
+    """Workers that the run started and that have neither joined nor been lost yet. External ones are not expected."""
+    return state.settings.num_workers - sum(not worker.is_external for worker in state.workers.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from areal_like import staleness
-from controller.coordinator import batch_selection, colocation, rewriting
+from controller.coordinator import batch_selection, colocation, rewriting, usable_workers
 from controller.coordinator.admission import may_start_group
 from controller.coordinator.run_state import Phase, RunState
 from controller.coordinator.worker import Worker
@@ -30,7 +30,7 @@ def waits(state: RunState) -> list[str]:
     for worker in state.workers.values():
         if line := _worker_wait(state, worker):
             lines.append(line)
-    missing = state.settings.num_workers - len(state.workers)
+    missing = usable_workers.num_expected(state)
     if missing > 0:
         lines.append(f"controller waits for {missing} rollout worker(s) to register")
     for job in state.evaluations.jobs:

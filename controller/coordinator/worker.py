@@ -57,6 +57,8 @@ class Worker:
     """Leases it had when it was lost; bounded by its capacity."""
     is_present: bool = False
     is_gone: bool = False
+    is_external: bool = False
+    """The run did not start it: nobody restarts it, and the run must not depend on it."""
     ended_incarnation: str | None = None
     """The process that was last lost permanently. It may differ from `incarnation`: a predecessor, or a successor whose
     Hello is not read yet.

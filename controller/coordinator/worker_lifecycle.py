@@ -42,7 +42,7 @@ def join(state: RunState, event: WorkerJoined) -> None:
         colocation.worker_is_back(state, worker)
     worker.incarnation, worker.capacity = event.incarnation, event.capacity
     worker.num_slots = state.settings.slots_of(event.capacity)
-    worker.is_present, worker.is_gone = True, False
+    worker.is_present, worker.is_gone, worker.is_external = True, False, event.is_external
     state.workers.changed(worker)
     state.progress += 1
 
@@ -58,7 +58,7 @@ def lose(state: RunState, event: WorkerLost) -> None:
     # A process that may be alive may have device memory; WorkerEnded reports when it does not.
     if not event.may_live and event.incarnation in (None, worker.incarnation):
         colocation.ended(state, worker)
-    if event.is_permanent:
+    if event.is_permanent and not event.may_return:
         worker.ended_incarnation = worker.incarnation if event.incarnation is None else event.incarnation
     back = f"; {num_held} samples return to the queue" if num_held or not worker.is_draining else ""
     if worker.is_draining:
@@ -99,8 +99,8 @@ def drain(state: RunState, event: WorkerDraining) -> None:
 
 
 def can_spare(state: RunState, names: Collection[str]) -> bool:
-    """Return whether some other worker is present, or will be restarted."""
-    others = (worker for worker in state.workers.values() if worker.name not in names)
+    """Return whether some other worker that the run started is present, or will be restarted."""
+    others = (worker for worker in state.workers.values() if worker.name not in names and not worker.is_external)
     return any(not worker.is_gone and not worker.is_draining and not worker.weights.quarantine for worker in others)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from areal_like.device_names import names_cpu
 from areal_like.transport.ports import unused_port
+from areal_like.transport.sockets import is_reachable
 from controller.config.run_config import RunConfig
 from controller.launch.environments import child_environment
 from controller.launch.forked import Forker, ForkServerGone
@@ -87,8 +88,9 @@ class LocalLauncher(Launcher):
             await self._forker.close()
 
     async def address_for(self, name: str) -> str:
-        """A free port on loopback: all processes are on this machine."""
-        return f"tcp://127.0.0.1:{unused_port()}"
+        """A free port of the configured host, or of loopback: all processes that it starts are on this machine."""
+        host = self._host if is_reachable(self._host) and ":" not in self._host else "127.0.0.1"
+        return f"tcp://{host}:{unused_port(host)}"
 
     async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
         if self._forker is not None and argv[0] == "-m" and argv[1] in self._forked:

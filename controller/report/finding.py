@@ -37,7 +37,7 @@ Kind = Literal[
     "groups_dropped",
     # the machine
     "processes_lost", "version_not_loaded", "memory_grows", "slow_swaps", "slow_staging", "weights_on_disk",
-    "sink_down", "batches_not_full", "damaged_files", "machine_busy",
+    "sink_down", "batches_not_full", "damaged_files", "machine_busy", "workers_scaled",
 ]  # fmt: skip
 """Subject of a finding: stable names for programs. A kind keeps its meaning when its text changes."""
 DEATHS: tuple[Kind, ...] = ("crashed", "failed")

@@ -146,7 +146,11 @@ def _stale_words(data: RunData) -> str:
 
 def _processes(data: RunData, shares: Shares) -> list[Rated]:
     losses = [(row.get("name"), row.get("reason")) for row in data.processes if row.get("event") in ("lost", "gone")]
-    gone = sorted({str(row.get("name")) for row in data.processes if row.get("event") == "gone"})
+    names_of = {
+        event: {str(row.get("name")) for row in data.processes if row.get("event") == event}
+        for event in ("gone", "joined")
+    }
+    gone = sorted(names_of["gone"] - names_of["joined"])  # workers that joined may leave at any time
     if not data.processes:  # in an older layout lost workers are only in notes
         texts = [str(row.get("text")) for row in data.notes if row.get("note") == "worker_lost"]
         losses = [(text.split(" ")[0], text) for text in texts if "the run is over" not in text]
@@ -168,6 +172,27 @@ def _processes(data: RunData, shares: Shares) -> list[Rated]:
         f"See logs/{most}.log; if the kernel killed the process, check its memory use",
     )
     return [Rated(Weight.MACHINE, finding, len(losses))]
+
+
+def _scaled(data: RunData, shares: Shares) -> list[Rated]:
+    """Decisions of autoscaling, and whether its limit was in the way."""
+    texts = {kind: [str(row.get("text")) for row in data.notes if row.get("note") == kind] for kind in _SCALING}
+    changes, limits = texts["scaled"], texts["scale_limit"]
+    if not changes and not limits:
+        return []
+    title = f"Autoscaling changed the number of rollout workers {plural(len(changes), 'time')}"
+    advice = ""
+    if limits:
+        title += ", and would have added more" if changes else ", because the limit is reached"
+        advice = "Increase rollout.autoscale.max_workers if there are devices for more workers"
+    shown = [*changes[-3:], *limits[-1:]]
+    finding = Finding(
+        "workers_scaled", "warning" if limits else "info", title, sentences(*(capital(text) for text in shown)), advice
+    )
+    return [Rated(Weight.MACHINE, finding, len(changes))]
+
+
+_SCALING = ("scaled", "scale_limit")
 
 
 def _quarantine(data: RunData, shares: Shares) -> list[Rated]:
@@ -314,7 +339,7 @@ def _damage(data: RunData, shares: Shares) -> list[Rated]:
 
 
 LOOKS: tuple[Look, ...] = (
-    _audit, _dropped, _processes, _quarantine, _memory, _staging, _disk, _sinks, _packing, _damage,
+    _audit, _dropped, _processes, _scaled, _quarantine, _memory, _staging, _disk, _sinks, _packing, _damage,
 )  # fmt: skip
 
 

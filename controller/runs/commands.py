@@ -182,9 +182,16 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return simulate_command(arguments)
 
 
+def _worker(arguments: argparse.Namespace) -> int:
+    from controller.runs.join import join
+
+    return join(arguments.join, device=arguments.device, model=arguments.model)
+
+
 _COMMANDS = {
     "status": _status, "logs": _logs, "stop": _stop, "note": _note, "drain": _drain, "add": _add,
     "checkpoint": _checkpoint, "export": _export, "import": _import, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
     "simulate": _simulate, "verify": _verify, "blame": _blame, "lineage": _lineage,
+    "worker": _worker,
 }  # fmt: skip

@@ -179,8 +179,9 @@ def _processes(facts: Facts) -> Table:
         rate = facts.rates.get(name, Rate(None, None))
         unit = _UNIT.get(str(row.get("role")), "/s")
         memory_mb = row.get("rss_mb")
+        host = f" on {row['host']}" if row.get("host") else ""
         table.add_row(
-            Text(printable(name)),
+            Text(printable(name + host)),
             Text(printable(str(row.get("state", "?")))),
             str(row.get("pid") or "-"),
             megabytes(memory_mb) if isinstance(memory_mb, int | float) else "-",

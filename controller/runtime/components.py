@@ -11,6 +11,7 @@ from areal_like.trace import Tracer
 from areal_like.transport.channel import Hub
 from controller.coordinator.coordinator import Coordinator
 from controller.ledger.ledger import Ledger
+from controller.runtime.admission import Admission
 from controller.runtime.evaluation_watch import EvaluationWatch
 from controller.runtime.outbound import Rows
 from controller.runtime.outcome import RunEnd
@@ -40,3 +41,5 @@ class RunComponents:
     watch: EvaluationWatch = field(default_factory=EvaluationWatch)
     slices: SliceRecorder | None = None
     """None: evaluations are not compared in parts."""
+    admission: Admission | None = None
+    """None: no external workers are admitted."""

@@ -9,7 +9,7 @@ Opening and closing is in session.py, the mapping of the configuration in wiring
 | coordinator | server, worker admin, monitor | - |
 | supervisor | server, process starter, worker admin, trainer restart | the launcher ends its processes |
 | process starter | worker admin, session | - |
-| worker admin, trainer restart | server | - |
+| worker admin, trainer restart, admission | server | - |
 | tracer | server | the session's exit stack |
 
 No component starts a task or a process when it is made. The server's loops run them (server.py).
@@ -17,15 +17,22 @@ No component starts a task or a process when it is made. The server's loops run 
 
 from __future__ import annotations
 
+import shutil
+import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from areal_like import __version__
+from areal_like.config import ProcessSpec
+from areal_like.process import boot_id
 from areal_like.trace import Tracer
 from areal_like.transport.channel import Hub
-from areal_like.transport.credentials import issue_credentials
+from areal_like.transport.credentials import candidate_credentials, credential_files, issue_credentials
+from areal_like.wire.messages import JoinOffer
 from controller.config.launchers import launcher_of
+from controller.config.model_folder import files_without_weights
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import stall_limit_s
 from controller.coordinator.coordinator import Coordinator
@@ -34,7 +41,9 @@ from controller.data.curriculum import RowOutcome
 from controller.data.eval_slices import LANGUAGE, slices_of_rows
 from controller.data.forced_lengths import forced_lengths
 from controller.preflight.dataset.languages import Detector
+from controller.run_folder.invitation import Invitation
 from controller.run_folder.run_folder import RunFolder
+from controller.runtime.admission import Admission
 from controller.runtime.components import RunComponents
 from controller.runtime.control_requests import Requests
 from controller.runtime.evaluation_watch import EvaluationWatch
@@ -75,6 +84,8 @@ class ProcessStarter:
     run_id: str
     model_dir: Path
     lineage: str
+    reserved: set[str] = field(default_factory=set)
+    """Names of external workers, which may return."""
 
     def add(self, role: Role, name: str, *, resume_from: Path | None = None) -> str:
         """Add one process to the supervisor; return its name."""
@@ -84,17 +95,36 @@ class ProcessStarter:
             "trainer": self.config.trainer.max_restarts,
         }
         issue_credentials(self.addresses.keys, role, name)
-        spec = process_spec(
-            self.config, self.folder, self.addresses,
-            run_id=self.run_id, role=role, name=name, model_dir=self.model_dir, lineage=self.lineage,
-            resume_from=resume_from,
-        )  # fmt: skip
+        spec = self._spec(role, name, resume_from=resume_from)
         self.supervisor.add(spec, self.folder.processes / f"{name}.json", restarts[role], time.monotonic())
         return name
 
     def add_worker(self) -> str:
         """Add one more rollout worker to the supervisor; return its name."""
-        return self.add("rollout", new_worker_name(self.supervisor.names))
+        return self.add("rollout", self._new_name())
+
+    def offer(self) -> tuple[ProcessSpec, JoinOffer]:
+        """The spec of one more rollout worker that somebody else starts, and the message with everything it needs."""
+        name = self._new_name()
+        spec, keys = self._spec("rollout", name), issue_credentials(self.addresses.keys, "rollout", name)
+        reward_keys = spec.reward_curve_dir
+        offer = JoinOffer(
+            name=name, spec=spec.model_dump_json(), keys=credential_files(keys),
+            reward_keys=credential_files(Path(reward_keys), has_server=False) if reward_keys else {},
+            model_files=files_without_weights(self.model_dir),
+        )  # fmt: skip
+        shutil.rmtree(keys)
+        return spec, offer
+
+    def _new_name(self) -> str:
+        return new_worker_name({*self.supervisor.names, *self.reserved})
+
+    def _spec(self, role: Role, name: str, *, resume_from: Path | None = None) -> ProcessSpec:
+        return process_spec(
+            self.config, self.folder, self.addresses,
+            run_id=self.run_id, role=role, name=name, model_dir=self.model_dir, lineage=self.lineage,
+            resume_from=resume_from,
+        )  # fmt: skip
 
     def add_all(self, checkpoint: Path | None, *, has_trainer: bool) -> None:
         """Add all processes with which the run starts to the supervisor."""
@@ -116,6 +146,16 @@ def make_hub(session: OpenSession) -> Hub:
         curve_dir=session.folder.keys,
         accept=ACCEPTED,
     )
+
+
+def invite(session: OpenSession, hub_address: str) -> None:
+    """Write the invitation with which external workers join this session of the run."""
+    keys = session.folder.keys
+    Invitation(
+        run=session.folder.name, run_id=session.run_id, release=__version__, address=hub_address,
+        host=socket.gethostname(), boot_id=boot_id(),
+        credentials={name: content.decode() for name, content in candidate_credentials(keys).items()},
+    ).save(keys)  # fmt: skip
 
 
 def make_supervisor(session: OpenSession, hub: Hub) -> Supervisor:
@@ -170,7 +210,20 @@ def compose(
         end=session.end,
         watch=_watch(session),
         slices=_slices(session, start.version),
-    )
+        admission=Admission(
+            coordinator, supervisor, hub, processes, obstacle=_obstacle(session), journal=telemetry.journal,
+            say=session.note,
+        ),
+    )  # fmt: skip
+
+
+def _obstacle(session: OpenSession) -> str:
+    """Why no external worker can join; empty: it can."""
+    if session.is_evaluation:
+        return "an evaluation admits no further workers"
+    if session.config.is_colocated:
+        return "engines and trainer of this run share their devices (placement: colocated), so no worker can join"
+    return ""
 
 
 def _watch(session: OpenSession) -> EvaluationWatch:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from areal_like.wire import messages as m
 from controller.coordinator.effects import (
+    AddWorker,
     DropGroup,
     Effect,
     EndRun,
@@ -24,6 +25,7 @@ from controller.coordinator.effects import (
     Note,
     PurgePayloads,
     RecordIncident,
+    RetireWorker,
     SendAck,
     SendBatch,
     SendCancel,
@@ -66,6 +68,7 @@ class EffectDispatcher:
         telemetry = components.telemetry
         self._display, self._journal, self._tally = telemetry.display, telemetry.journal, telemetry.tally
         self._watch, self._slices = components.watch, components.slices
+        self._worker_admin = components.worker_admin
         self._out, self._trainer, self._steps, self._clock = outgoing, trainer, steps, clock
         self._is_unsettled = False
         """The coordinator's state is ahead of the ledger: during a transaction, and permanently after a failed write.
@@ -131,6 +134,8 @@ class EffectDispatcher:
             case EndWorker():
                 self._display.note(f"{effect.worker} is terminated: {effect.reason}", "warning")
                 self._supervisor.end(effect.worker, effect.reason)
+            case AddWorker() | RetireWorker():
+                self._worker_admin.scale(effect)
             case SendBatch():
                 self._send_batch(effect)
             case SendRewrite():

@@ -46,6 +46,8 @@ SPEAKERS: Mapping[type[m.Message], m.Role] = {
     m.VersionRewritten: "trainer",
     m.CheckpointSaved: "trainer",
     m.CheckpointFailed: "trainer",
+    m.JoinRequest: "candidate",
+    m.JoinedWorkerEnded: "candidate",
 }
 """Messages that each role may send, in addition to Hello, Heartbeat and Goodbye."""
 ACCEPTED: frozenset[type] = frozenset(SPEAKERS)

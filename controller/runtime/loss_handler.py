@@ -65,8 +65,9 @@ class LossHandler:
         elif loss.role == "rollout":
             self._display.note(note + ("; not restarted" if loss.is_permanent else "; restarting it"), "warning")
             lost = WorkerLost(
-                worker=loss.name, reason=loss.reason, is_permanent=loss.is_permanent, may_live=loss.may_live
-            )
+                worker=loss.name, reason=loss.reason, is_permanent=loss.is_permanent, may_live=loss.may_live,
+                may_return=loss.may_return,
+            )  # fmt: skip
             self._dispatcher.handle([InboundEvent(lost)])
         elif loss.role == "trainer" and not loss.is_permanent:
             self.restart = self._start(self._restart_trainer(loss))

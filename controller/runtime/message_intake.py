@@ -37,7 +37,7 @@ class MessageIntake:
     ) -> None:
         self._supervisor, self._worker_admin = components.supervisor, components.worker_admin
         self._display, self._journal = components.telemetry.display, components.telemetry.journal
-        self._watch = components.watch
+        self._watch, self._admission = components.watch, components.admission
         self._tracer, self._out, self._losses = components.tracer, outgoing, losses
         self._monitor, self._trainer, self._clock = monitor, trainer, clock
         self._roles: dict[str, m.Role] = {}
@@ -72,15 +72,29 @@ class MessageIntake:
                 self._supervisor.reported(peer)
                 self._monitor.received(peer)
                 # A Hello read after its sender was permanently lost: leases to it would be lost without a notification.
+                if message.role == "rollout" and self._admission is not None:
+                    self._admission.arrived(peer, self._clock())
                 if message.role == "rollout" and self._supervisor.watches(peer):
                     return InboundEvent(
-                        WorkerJoined(worker=peer, incarnation=message.incarnation, capacity=message.capacity)
-                    )
+                        WorkerJoined(
+                            worker=peer, incarnation=message.incarnation, capacity=message.capacity,
+                            is_external=self._supervisor.is_external(peer),
+                        )
+                    )  # fmt: skip
                 return None
             case m.Goodbye():
-                return self._worker_admin.goodbye(peer, message.reason) if self._roles.get(peer) == "rollout" else None
+                role = self._roles.pop(peer) if self._roles.get(peer) == "candidate" else self._roles.get(peer)
+                if role != "rollout":
+                    return None
+                if self._admission is not None:
+                    self._admission.left(peer)
+                return self._worker_admin.goodbye(peer, message.reason)
             case _ if SPEAKERS.get(type(message)) != self._roles.get(peer):
                 self._display.note(f"unexpected message {type(message).__name__} from {peer}", "warning")
+                return None
+            case m.JoinRequest() | m.JoinedWorkerEnded():
+                if self._admission is not None:
+                    self._admission.take(peer, message, self._clock())
                 return None
             case m.Draining():
                 return self._worker_admin.draining(peer, self._clock())

@@ -50,7 +50,7 @@ class Monitor:
         """Process the newest heartbeats; update display and files that are due."""
         now_s = self._clock()
         for name, info in self._hub.peers.items():
-            if info.heartbeat is not None:
+            if info.heartbeat is not None and info.role != "candidate":
                 self._tally.add_counters(name, info.incarnation, info.heartbeat.counters)
         waits, counts = self._waits(), self._counts()
         progress = [self._steps.progress(), *self._evaluations.progress(self._coordinator.evaluations(), now_s)]

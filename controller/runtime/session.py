@@ -49,7 +49,7 @@ from controller.preflight.reward_services import check_services
 from controller.run_folder.run_folder import DamagedState, RunFolder
 from controller.run_folder.seal import break_seal
 from controller.runtime import storage
-from controller.runtime.composition import ProcessStarter, compose, make_hub, make_supervisor, server_settings
+from controller.runtime.composition import ProcessStarter, compose, invite, make_hub, make_supervisor, server_settings
 from controller.runtime.conclusion import RUN_STATUS, SessionResult, conclude, count_run
 from controller.runtime.continuity import check_continuity
 from controller.runtime.model_preparation import Prepared, prepare, prepare_process
@@ -256,6 +256,7 @@ class RunSession:
         rendezvous = session.stack.enter_context(storage.rendezvous_folder())
         new_address = functools.partial(storage.rendezvous_address, rendezvous)
         addresses = Addresses(hub_address, rewards, weight_dir, self.folder.keys, new_address())
+        invite(session, hub_address)
         processes = ProcessStarter(
             self.config, self.folder, make_supervisor(session, hub), addresses,
             run_id=session.run_id, model_dir=prepared.model_dir, lineage=start.lineage,

@@ -9,6 +9,9 @@ that it drains (a rollout worker on a spot machine) and is allowed to: not resta
 is also a failure, even with a Goodbye and status 0. An exit is evaluated LAST_WORDS_S after it was detected, so that
 the last messages of the process are read first.
 
+External workers (admission.py) have no process here. They are lost by silence or by a report of their candidate, and
+are never restarted.
+
 The trainer's ranks except the first have no connection to the controller: only their processes are monitored, and they
 exit when rank 0 does. When one fails, ranks that only report its loss are evaluated after it, and all of them restart
 together, counted as one restart, after `renew` has set their new address and all old ones have exited.
@@ -54,6 +57,8 @@ class Loss:
     reason: str
     is_permanent: bool
     returncode: int | None = None
+    may_return: bool = False
+    """An external worker that may still be running and register again."""
     may_live: bool = False
     """It was killed, but its exit is not detected yet: it may still have memory. `Supervisor.take_ended` returns it
     later.
@@ -84,6 +89,8 @@ class SupervisedProcess:
     """Length of its log at its last start."""
     leaves_by_s: float | None = None
     """Deadline of its exit after it announced that it drains; None: it does not drain."""
+    host: str = ""
+    """Machine of an external worker; empty: the launcher starts the process."""
 
 
 class Supervisor:
@@ -102,12 +109,33 @@ class Supervisor:
         """Processes to kill, with the reason."""
         self._ended: list[str] = []
         """Processes whose exit was detected since the last call."""
+        self._ended_elsewhere: list[tuple[float, str, str]] = []
+        """Reported ends of external workers: time, name, reason."""
+        self._externals: set[str] = set()
+        """Names of all external workers so far, also of released ones."""
         self.restarts = 0
 
     def add(self, spec: ProcessSpec, spec_path: Path, max_restarts: int, now_s: float) -> None:
         """Add a process; `tick` starts it."""
         spec.save(spec_path)
         self._supervised[spec.name] = SupervisedProcess(spec, spec_path, max_restarts, start_due_s=now_s)
+
+    def add_external(self, spec: ProcessSpec, host: str, now_s: float) -> None:
+        """Monitor a rollout worker that was started by somebody else and has registered."""
+        process = SupervisedProcess(spec, Path(), max_restarts=0, host=host)
+        process.started_s, process.has_reported = now_s, True
+        self._supervised[spec.name] = process
+        self._externals.add(spec.name)
+
+    def is_external(self, name: str) -> bool:
+        """Return whether it is an external worker that is monitored now."""
+        process = self._supervised.get(name)
+        return process is not None and bool(process.host)
+
+    def external_ended(self, name: str, reason: str, now_s: float) -> None:
+        """Record the report that the process of an external worker has ended."""
+        if self.is_external(name):
+            self._ended_elsewhere.append((now_s, name, reason))
 
     def reported(self, name: str) -> None:
         """Record the Hello of a process."""
@@ -161,8 +189,9 @@ class Supervisor:
         return [name for name, process in self._supervised.items() if process.spec.role == role]
 
     def is_running(self, name: str) -> bool:
-        """Return whether the process is running."""
-        return self._launcher.is_running(name)
+        """Return whether the process is running; an external worker runs until it says Goodbye."""
+        is_here = self._launcher.is_running(name)
+        return is_here or (name not in self._launcher.names and name in self._hub.peers and name in self._externals)
 
     def living(self, role: Role) -> list[str]:
         """Processes of this role that have not exited yet, including killed ones."""
@@ -201,6 +230,7 @@ class Supervisor:
         losses = [loss for end in due if (loss := self._on_exit(end, now_s)) is not None]
         losses.extend(self._on_silence(self._hub.silent(self._silence_s), now_s))
         losses.extend(self._end_condemned(now_s))
+        losses.extend(self._end_external(now_s))
         if losses:  # reported before any successor can send Hello
             return losses
         is_old_group_here = any(self._lingers(name) for name in self.names_of("trainer"))
@@ -262,6 +292,17 @@ class Supervisor:
                 losses.append(self._lose(process, reason, now_s))
         return losses
 
+    def _end_external(self, now_s: float) -> list[Loss]:
+        """Losses of external workers whose end was reported long enough ago for their last messages to be read."""
+        due = [end for end in self._ended_elsewhere if now_s - end[0] >= LAST_WORDS_S]
+        self._ended_elsewhere = [end for end in self._ended_elsewhere if end not in due]
+        losses = []
+        for _, name, reason in due:
+            if self.is_external(name):
+                self._hub.forget(name)
+                losses.append(replace(self._lose(self._supervised[name], reason, now_s), may_return=False))
+        return losses
+
     def _on_the_way(self, process: SupervisedProcess, now_s: float) -> list[Loss]:
         """Return whether it waits for its placement, or has one and has not registered yet."""
         name = process.spec.name
@@ -307,7 +348,10 @@ class Supervisor:
                 one.is_held = is_trainer
                 one.restarts += 1
         may_live = process.spec.name in self._launcher.names
-        return Loss(process.spec.name, process.spec.role, reason, is_permanent, returncode, may_live)
+        return Loss(
+            process.spec.name, process.spec.role, reason, is_permanent, returncode,
+            may_live=may_live, may_return=bool(process.host),
+        )  # fmt: skip
 
     def renew(self, change: Callable[[ProcessSpec], ProcessSpec]) -> None:
         """Start the trainer's ranks, which wait for their restart, with the changed spec."""
@@ -353,13 +397,14 @@ class Supervisor:
         """All known facts of each process."""
         found = {}
         for name, state in self.states().items():
+            info, host = self._hub.peers.get(name), self._supervised[name].host
             now = ProcessNow(
                 self._supervised[name].spec.role,
                 state,
-                self._launcher.pid_of(name),
+                info.pid if host and info is not None else self._launcher.pid_of(name),
                 rss_mb=self._launcher.rss_mb_of(name),
+                host=host,
             )
-            info = self._hub.peers.get(name)
             if info is not None and info.heartbeat is not None:
                 now = replace(now, incarnation=info.incarnation, counters=dict(info.heartbeat.counters))
             found[name] = now

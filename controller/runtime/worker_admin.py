@@ -4,8 +4,8 @@ Samples are handled by the coordinator, processes are started and ended in super
 control_requests.py.
 
 A worker that receives a spot notice and one that is drained by request behave the same: it sends Draining, returns its
-leases, sends Goodbye. The only worker is not drained: a request is refused, and if it exits nevertheless, it is
-restarted.
+leases, sends Goodbye. The only worker that the run started is not drained: a request is refused, and if it exits
+nevertheless, it is restarted. External workers leave whenever they want.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from areal_like.transport.channel import Hub
 from areal_like.wire import messages as m
 from controller.coordinator.coordinator import Coordinator
+from controller.coordinator.effects import AddWorker, RetireWorker
 from controller.coordinator.events import WorkerDraining, WorkerLost, WorkerSpeed
 from controller.runtime.control_requests import Request, Requests
 from controller.runtime.inbound import InboundEvent
@@ -48,16 +49,20 @@ class WorkerAdmin:
         self._gauge = SpeedGauge()
         self._leaving: set[str] = set()
         """Workers allowed to drain; the coordinator is notified of a burst of announcements only later."""
+        self._scalings: list[AddWorker | RetireWorker] = []
+        """Decisions of autoscaling that are not carried out yet."""
         self._pending_checkpoints: list[tuple[int, str]] = []
         """Requests for a checkpoint without an answer of the trainer: its version at that time, and the request's
         key.
         """
 
     def tick(self, now_s: float) -> list[InboundEvent]:
-        """Handle requests; report changed speeds."""
+        """Handle requests and decisions of autoscaling; report changed speeds."""
         events = [
             event for request in self._requests.take() if (event := self._handle_request(request, now_s)) is not None
         ]
+        scalings, self._scalings = self._scalings, []
+        events += [event for effect in scalings if (event := self._carry_out(effect, now_s)) is not None]
         for name, info in self._hub.peers.items():
             if info.role == "rollout" and info.heartbeat is not None:
                 speed = self._gauge.read(name, info.incarnation, info.heartbeat.counters)
@@ -67,9 +72,12 @@ class WorkerAdmin:
 
     def draining(self, worker: str, now_s: float) -> InboundEvent:
         """Handle the announcement of a worker that it drains."""
-        if self._coordinator.can_spare({worker, *self._leaving}):
+        if self._may_leave(worker):
             self._let_leave(worker, now_s)
         return self._reported(worker)
+
+    def _may_leave(self, worker: str) -> bool:
+        return self._supervisor.is_external(worker) or self._coordinator.can_spare({worker, *self._leaving})
 
     def _reported(self, worker: str) -> InboundEvent:
         info = self._hub.peers.get(worker)
@@ -84,21 +92,35 @@ class WorkerAdmin:
         others are evaluated by the supervisor.
         """
         self._leaving.discard(worker)
-        is_gone = self._supervisor.is_leaving(worker)
+        is_gone = self._supervisor.is_external(worker) or self._supervisor.is_leaving(worker)
         if is_gone:
             self._supervisor.release(worker)
         return InboundEvent(
             WorkerLost(worker=worker, reason=reason or "announced its exit", is_permanent=is_gone, may_live=True)
         )
 
+    # ------------------------------------------------------------ autoscaling
+
+    def scale(self, effect: AddWorker | RetireWorker) -> None:
+        """Take a decision of autoscaling, which the next `tick` carries out."""
+        self._scalings.append(effect)
+
+    def _carry_out(self, effect: AddWorker | RetireWorker, now_s: float) -> InboundEvent | None:
+        if self._coordinator.is_over:
+            return None
+        if isinstance(effect, AddWorker):
+            self._add()
+            return None
+        info = self._hub.peers.get(effect.worker)
+        if info is None or info.incarnation != effect.incarnation or self._refusal(effect.worker):
+            return None  # it has ended meanwhile, or is the last one: the decision counts as failed
+        return self._drain(effect.worker, now_s)
+
     # ------------------------------------------------------------ requests
 
     def _handle_request(self, request: Request, now_s: float) -> InboundEvent | None:
         if request.wish == "add":
-            name = self._add_worker()
-            self._leaving.discard(name)
-            self._say(f"{name} is added")
-            self._requests.answer(request.key, name, is_granted=True)
+            self._requests.answer(request.key, self._add(), is_granted=True)
             return None
         if request.wish == "checkpoint":
             self._ask_for_checkpoint(request)
@@ -106,10 +128,21 @@ class WorkerAdmin:
         if refusal := self._refusal(request.worker):
             self._requests.answer(request.key, refusal, is_granted=False)
             return None
-        self._let_leave(request.worker, now_s)
-        self._hub.send(request.worker, m.Shutdown(reason="drained", deadline_s=SHUTDOWN_S))
+        event = self._drain(request.worker, now_s)
         self._requests.answer(request.key, request.worker, is_granted=True)
-        return self._reported(request.worker)
+        return event
+
+    def _add(self) -> str:
+        """Add a worker; return its name."""
+        name = self._add_worker()
+        self._leaving.discard(name)
+        self._say(f"{name} is added")
+        return name
+
+    def _drain(self, worker: str, now_s: float) -> InboundEvent:
+        self._let_leave(worker, now_s)
+        self._hub.send(worker, m.Shutdown(reason="drained", deadline_s=SHUTDOWN_S))
+        return self._reported(worker)
 
     def _ask_for_checkpoint(self, request: Request) -> None:
         """Request a checkpoint; the request is answered by checkpoint_saved or checkpoint_failed."""
@@ -145,6 +178,8 @@ class WorkerAdmin:
             return f"no rollout worker {worker!r} is connected; connected workers: {known or 'none yet'}"
         if self._coordinator.is_over:
             return "the run is over"
-        if not self._coordinator.can_spare({worker, *self._leaving}):
-            return f"{worker} is the only rollout worker; first add another one with areal-like add, or stop the run"
+        if not self._may_leave(worker):
+            others = [name for name in self._supervisor.names_of("rollout") if self._supervisor.is_external(name)]
+            only = "the only rollout worker that the run started" if others else "the only rollout worker"
+            return f"{worker} is {only}; first add another one with areal-like add, or stop the run"
         return ""

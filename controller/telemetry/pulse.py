@@ -28,12 +28,15 @@ class ProcessNow:
     counters: Mapping[str, float] = field(default_factory=dict)
     rss_mb: float | None = None
     """Resident memory in MiB, without its children; None if unknown."""
+    host: str = ""
+    """Machine of an external worker; empty: the run started the process."""
 
     def row(self) -> dict[str, Any]:
         """The process as written to pulses and status.json."""
         return {
             "role": self.role, "state": self.state, "pid": self.pid, "incarnation": self.incarnation,
             "rss_mb": self.rss_mb, "counters": {key: round(value, 4) for key, value in self.counters.items()},
+            **({"host": self.host} if self.host else {}),
         }  # fmt: skip
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from controller.config.launchers import launcher_of
 from controller.config.run_config import RunConfig
 from controller.coordinator.replay_buffer import ReplayLimits
-from controller.coordinator.settings import CoordinatorSettings
+from controller.coordinator.settings import CoordinatorSettings, ScalingRule
 
 LOAD_GRACE_S = 5.0
 """Margin of the controller's deadline, so that the worker, which knows what it waits for, reports a failed load
@@ -53,7 +54,18 @@ def coordinator_settings(
         swap=config.trainer.weights.swap,
         load_deadline_s=config.trainer.weights.deadline_s + LOAD_GRACE_S + drain_s(config),
         drain_s=drain_s(config),
+        autoscale=_scaling_rule(config),
     )
+
+
+def _scaling_rule(config: RunConfig) -> ScalingRule | None:
+    """A change has taken effect when a new process has a place, has started and has loaded a version."""
+    if config.rollout.autoscale is None:
+        return None
+    launch = config.launch
+    start_s = launcher_of(config).node_wait_s(launch) + launch.startup_timeout_s
+    settle_s = start_s + config.trainer.weights.deadline_s + LOAD_GRACE_S
+    return ScalingRule(**config.rollout.autoscale.model_dump(), settle_s=settle_s)
 
 
 def drain_s(config: RunConfig) -> float:

@@ -138,6 +138,8 @@ class EngineDescriptor:
     """It can receive weights through a process group (`Engine.load_from_group`)."""
     releases_memory: bool = False
     """It can release its memory to the trainer between steps (`Engine.release_memory`)."""
+    starts_with_weights: bool = False
+    """It reads the weights in the model's folder when it starts; otherwise only config and tokenizer are read there."""
     can_be_emulated: bool = False
     """It can be replaced by emulated devices."""
     can_redraw: bool = False

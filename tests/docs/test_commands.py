@@ -71,6 +71,8 @@ NOT_RUN: list[tuple[str, str, str]] = [
      "test_tokens_and_texts_of_the_row_alone_are_overwritten_and_the_run_still_verifies"),
     ("areal-like (drain|add) .*", "needs a run in progress",
      "e2e/test_crew.py::test_drained_worker_hands_over_and_an_added_one_is_taken_in"),
+    ("areal-like worker --join .*", "needs a run in progress",
+     "e2e/test_join.py::test_workers_join_one_is_killed_one_is_preempted_and_nothing_is_lost"),
     ("areal-like checkpoint .*", "needs a run in progress",
      "controller/runs/test_checkpoint.py::"
      "test_checkpoint_is_waited_for_longer_than_an_answer_and_its_place_is_printed"),

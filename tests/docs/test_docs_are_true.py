@@ -41,7 +41,8 @@ def is_key(path: str, roots: tuple[type[Settings], ...] = (RunConfig,)) -> bool:
 
 def is_free(parts: tuple[str, ...]) -> bool:
     """A mapping whose keys are the user's."""
-    return parts[-1] in ("options", "backend_options", "workflow_options", "init", "columns", "chat_template_kwargs")
+    free = ("options", "backend_options", "workflow_options", "init", "columns", "chat_template_kwargs", "headers")
+    return parts[-1] in free
 
 
 @pages

@@ -55,6 +55,12 @@ LEARNING = [
 to 0.995, 1.00, 1.00, 1.00 and 0.995 (seeds 1 to 5, 2026-11-28)."""
 
 
+UNCONFIGURED = (
+    "resume", "drain", "add", "worker", "checkpoint", "export", "import", "samples", "dashboard", "replay", "verify",
+)  # fmt: skip
+"""Commands that take no settings of a configuration."""
+
+
 def words_of(process: psutil.Process) -> list[str]:
     try:
         return command_words(process)
@@ -246,11 +252,7 @@ def areal(runs_dir: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     started: list[Run] = []
 
     def start(command: str, *arguments: str) -> Run:
-        extra = (
-            []
-            if command in ("resume", "drain", "add", "checkpoint", "export", "import", "samples", "dashboard", "replay")
-            else [f"runs_dir={runs_dir}"]
-        )
+        extra = [] if command in UNCONFIGURED else [f"runs_dir={runs_dir}"]
         run = Run([command, *arguments, *extra], tmp_path, runs_dir)
         started.append(run)
         return run

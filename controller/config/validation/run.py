@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from areal_like import limits
 from areal_like.config import BUILT_IN_TOKENIZERS, ModelSettings
 from areal_like.context_limit import context_limit
-from areal_like.device_names import names_gpu
+from areal_like.device_names import names_cpu, names_gpu
 from areal_like.import_path import is_import_path
 from areal_like.staleness import MODE_STALENESS, OVER_AGE, bound_of
 from controller.config.backends import backend_kind_problems
 from controller.config.engines import engine_kind_problems
-from controller.config.launchers import launcher_kind_problems
+from controller.config.launchers import launcher_kind_problems, launcher_of
 from controller.config.problems import Problem, nearest, show
 from controller.config.run_config import (
     SCORERS,
@@ -90,6 +90,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         _launch,
         launcher_problems,
         _swap,
+        _autoscale,
         transfer_problems,
         pool_problems,
         placement_problems,
@@ -323,6 +324,32 @@ def _launch(config: RunConfig) -> Iterator[Problem]:
     name = config.name
     if not is_run_name(name):
         yield Problem(("name",), f"{show(name)} is not a valid folder name", NAME_REMEDY)
+
+
+def _autoscale(config: RunConfig) -> Iterator[Problem]:
+    scale, num_workers = config.rollout.autoscale, config.rollout.num_workers
+    if scale is None:
+        return
+    if not scale.min_workers <= num_workers <= scale.max_workers:
+        yield Problem(
+            ("rollout.autoscale", "rollout.num_workers"),
+            f"the run starts with {num_workers} workers, which is not between min_workers ({scale.min_workers}) and "
+            f"max_workers ({scale.max_workers})",
+            "change rollout.num_workers, or the limits",
+        )
+    if config.is_colocated:
+        yield Problem(
+            ("rollout.autoscale", "placement"),
+            "engines and trainer share their devices (placement: colocated), so their number cannot change",
+            "remove rollout.autoscale, or use separate devices",
+        )
+    has_gpus = not all(names_cpu(device) for device in config.rollout_devices)
+    if has_gpus and launcher_of(config).is_one_machine and scale.max_workers > num_workers:
+        yield Problem(
+            ("rollout.autoscale.max_workers", "rollout.num_workers"),
+            f"on one machine, a worker beyond the {num_workers} of rollout.num_workers would share a GPU with another",
+            f"set max_workers to {num_workers}, or use launch.kind: ray",
+        )
 
 
 def _swap(config: RunConfig) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from areal_like.errors import OperationError, UserError
 from areal_like.import_check import USER_PATH
+from areal_like.transport.credentials import credential_files
 from controller.config.run_config import RunConfig
 from controller.launch.cluster.connection import Cluster, import_ray
 from controller.launch.cluster.node_check import check_nodes
@@ -233,7 +234,7 @@ class RayLauncher(Launcher):
             num_threads=int(environment["OMP_NUM_THREADS"]),
             user_path=environment[USER_PATH],
             keys={
-                key: _client_files(Path(folder)) if key == "reward_curve_dir" else _files_in(Path(folder))
+                key: credential_files(Path(folder), has_server=key != "reward_curve_dir")
                 for key in ("curve_dir", "reward_curve_dir")
                 if (folder := spec.get(key))
             },
@@ -297,15 +298,6 @@ def _with_spec(argv: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
     spec: dict[str, Any] = json.loads(Path(words[index]).read_text())
     words[index] = SPEC_PLACE
     return tuple(words), spec
-
-
-def _files_in(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
-
-
-def _client_files(folder: Path) -> dict[str, bytes]:
-    """Key files that a client of a shared service needs, also if the folder is the service's own."""
-    return {name: content for name, content in _files_in(folder).items() if name != "server.secret"}
 
 
 def _nodes_of(group: Any) -> dict[int, str]:

@@ -33,6 +33,7 @@ class SGLangDescriptor(EngineDescriptor):
     title = "SGLang"
     factory = "rollout.engine.sglang.making:make"
     section = "sglang"
+    starts_with_weights = True
     environment = EngineEnvironment(python=PYTHON, package="sglang", build="make sglang-cpu")
     joins_process_groups = True
     releases_memory = True

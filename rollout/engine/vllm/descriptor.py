@@ -33,6 +33,7 @@ class VLLMDescriptor(EngineDescriptor):
     title = "vLLM"
     factory = "rollout.engine.vllm.making:make"
     section = "vllm"
+    starts_with_weights = True
     environment = EngineEnvironment(python=PYTHON, package="vllm", build="make vllm-cpu")
 
     def devices_per_worker(self, settings: EngineSettings) -> int:

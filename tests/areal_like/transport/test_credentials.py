@@ -9,13 +9,18 @@ import pytest
 
 from areal_like.errors import UserError
 from areal_like.transport.credentials import (
+    CANDIDATE,
     JoinSecret,
+    candidate_credentials,
+    credential_files,
     issue_credentials,
     load_join_secret,
     make_run_credentials,
     make_service_credentials,
     service_keys_folder,
     token_for,
+    token_name,
+    write_credentials,
 )
 from areal_like.transport.curve import load_client, load_server
 
@@ -97,3 +102,31 @@ def test_folders_on_the_way_to_a_service_s_keys_are_made_for_their_owner_alone(t
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     make_service_credentials(tmp_path / "a" / "b" / "other")
     assert load_server(tmp_path / "a" / "b" / "other").public != load_server(tmp_path / "a" / "b" / "keys").public
+
+
+def test_an_invitation_lets_a_candidate_connect_and_nothing_else(tmp_path: Path) -> None:
+    make_run_credentials(tmp_path / "keys")
+    folder = write_credentials(tmp_path / "invitation", candidate_credentials(tmp_path / "keys"))
+    assert load_client(folder).other_public == load_server(tmp_path / "keys").public
+    token, secret = token_for(folder, "controller", "x", "y"), load_join_secret(tmp_path / "keys", "controller")
+    assert secret.is_valid(token, CANDIDATE, token_name(CANDIDATE, f"{CANDIDATE}/7"))
+    for role in ("rollout", "trainer", "reward"):
+        assert not secret.is_valid(token, role, token_name(role, f"{CANDIDATE}/7"))
+        assert not secret.is_valid(token, role, token_name(role, CANDIDATE))
+    secrets = {(tmp_path / "keys" / name).read_bytes().strip() for name in ("server.secret", "controller.join")}
+    assert not secrets & {path.read_bytes().strip() for path in folder.iterdir()}
+
+
+def test_credentials_sent_to_another_machine_are_private_there_and_work(tmp_path: Path) -> None:
+    make_run_credentials(tmp_path / "keys")
+    given = issue_credentials(tmp_path / "keys", "rollout", "rollout-5")
+    folder = write_credentials(tmp_path / "there", credential_files(given))
+    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
+    assert token_for(folder, "controller", "", "") == token_for(given, "controller", "", "")
+    assert "server.secret" not in credential_files(given, has_server=False)
+
+
+def test_a_name_of_a_sent_file_leads_out_of_no_folder(tmp_path: Path) -> None:
+    write_credentials(tmp_path / "there", {"../outside": b"x"})
+    assert not (tmp_path / "outside").exists()
+    assert (tmp_path / "there" / "outside").is_file()

@@ -23,6 +23,8 @@ def test_notes_that_only_confirm_normal_operation_are_not_shown() -> None:
         "quarantined",
         "rewrite",
         "rewrite_failed",
+        "scale_limit",
+        "scaled",
         "trainer_restarted",
         "worker_lost",
     }
@@ -30,11 +32,11 @@ def test_notes_that_only_confirm_normal_operation_are_not_shown() -> None:
 
 def test_the_timeline_has_what_changes_who_works() -> None:
     assert {kind for kind, one in HANDLING.items() if one.is_traced} == {
-        "draining", "incident", "migrated", "trainer_restarted", "worker_left", "worker_lost",
+        "draining", "incident", "migrated", "scaled", "trainer_restarted", "worker_left", "worker_lost",
     }  # fmt: skip
 
 
 def test_the_ledger_records_why_workers_were_idle() -> None:
     assert {kind for kind, one in HANDLING.items() if one.is_recorded} == {
-        "draining", "incident", "quarantined", "rewrite", "worker_left", "worker_lost",
+        "draining", "incident", "quarantined", "rewrite", "scaled", "worker_left", "worker_lost",
     }  # fmt: skip

@@ -10,6 +10,7 @@ from controller.ledger.sample_reader import Removed
 from controller.report.advice import Pace, pace_of
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
+from controller.report.finding import Finding
 from controller.report.overview import figures
 from controller.report.shares import growth, measure
 
@@ -422,3 +423,36 @@ def test_damage_is_reported_with_what_can_still_be_said():
     assert "ledger.sqlite" in found[1].detail
     old = "metrics.jsonl has no rows of kind `pulse`, probably because an older version of areal_like wrote the file"
     assert diagnose(made_run(problems=[old]))[1].severity == "info"
+
+
+def scaled(*kinds: str) -> Finding:
+    texts = {
+        "scaled": "a rollout worker is added (1 -> 2): the trainer waited",
+        "scale_limit": "it waited, but the limit",
+    }
+    notes = [{"kind": "note", "note": kind, "text": texts[kind]} for kind in kinds]
+    (found,) = [one for one in diagnose(made_run(notes=notes)) if one.kind == "workers_scaled"]
+    return found
+
+
+def test_decisions_of_autoscaling_are_reported_with_their_reasons_and_a_limit_with_what_to_change():
+    found = scaled("scaled", "scaled")
+    assert (found.severity, found.advice) == ("info", "")
+    assert "2 times" in found.title
+    assert "A rollout worker is added (1 -> 2): the trainer waited" in found.detail
+    found = scaled("scaled", "scale_limit")
+    assert found.severity == "warning"
+    assert found.title.endswith("and would have added more")
+    assert "rollout.autoscale.max_workers" in found.advice
+    assert "because the limit is reached" in scaled("scale_limit").title
+
+
+def test_a_worker_that_joined_from_outside_and_is_gone_is_no_process_that_the_run_lacks():
+    rows = [
+        {"kind": "process", "name": "rollout-7", "event": "joined", "reason": "", "host": "gpu7"},
+        {"kind": "process", "name": "rollout-7", "event": "gone", "reason": "silent for 15 s"},
+    ]
+    (found,) = [one for one in diagnose(made_run(processes=rows)) if one.kind == "processes_lost"]
+    assert found.severity == "warning"
+    (own,) = [one for one in diagnose(made_run(processes=rows[1:])) if one.kind == "processes_lost"]
+    assert own.severity == "bad"

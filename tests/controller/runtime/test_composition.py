@@ -17,9 +17,10 @@ from areal_like.transport.credentials import make_run_credentials, process_folde
 from controller.config.run_config import RunConfig
 from controller.config.stall_limit import stall_limit_s
 from controller.coordinator.snapshot import BatchGroup, BatchRecord, CheckpointRecord, LedgerState
+from controller.run_folder.invitation import INVITATION_FILE, Invitation
 from controller.run_folder.run_folder import RunFolder
 from controller.runtime import composition
-from controller.runtime.composition import ProcessStarter, compose, make_hub, make_supervisor, server_settings
+from controller.runtime.composition import ProcessStarter, compose, invite, make_hub, make_supervisor, server_settings
 from controller.runtime.inbound import ACCEPTED
 from controller.runtime.starting_point import StartingPoint
 from controller.wiring.process_specs import Addresses
@@ -87,6 +88,49 @@ def test_an_evaluation_starts_no_trainer_and_a_worker_can_be_added(tmp_path: Pat
     assert supervisor.added[-1][2] == 4
 
 
+def test_an_offer_has_all_that_a_worker_needs_and_leaves_nothing_in_the_run_s_folder(tmp_path: Path) -> None:
+    processes, supervisor = starter(make(**CONFIG), tmp_path)
+    (tmp_path / "model").mkdir()
+    for name, content in (("config.json", b"{}"), ("tokenizer.json", b"[]"), ("model.safetensors", b"weights")):
+        (tmp_path / "model" / name).write_bytes(content)
+    processes.add_all(None, has_trainer=False)
+    spec, offer = processes.offer()
+    assert (spec.name, offer.name, ProcessSpec.model_validate_json(offer.spec)) == ("rollout-2", "rollout-2", spec)
+    assert offer.model_files == {"config.json": b"{}", "tokenizer.json": b"[]"}
+    assert "controller.token" in offer.keys
+    assert "controller.join" not in offer.keys
+    assert supervisor.names[-1] == "rollout-1", "it is supervised when it registers"
+    assert not process_folder(tmp_path / "keys", "rollout-2").exists()
+    processes.reserved.add("rollout-2")
+    assert processes.add_worker() == "rollout-3", "the token of rollout-2 is somebody else's"
+
+
+def test_the_invitation_is_of_this_session_and_has_no_secret_of_a_hub(tmp_path: Path) -> None:
+    make_run_credentials(tmp_path / "keys")
+    session: Any = Session(tmp_path, make())
+    invite(session, "tcp://10.0.0.1:5")
+    found = Invitation.load(tmp_path / "keys" / INVITATION_FILE)
+    assert (found.run_id, found.address) == ("r", "tcp://10.0.0.1:5")
+    assert sorted(found.credentials) == ["client.public", "client.secret", "controller.token", "server.public"]
+
+
+@pytest.mark.parametrize(
+    ("is_evaluation", "config", "words"),
+    [
+        (False, {}, ""),
+        (True, {}, "an evaluation admits no further workers"),
+        (False, {"mode": "sync", "placement": "colocated", "trainer__weights__kind": "shm"}, "share their devices"),
+    ],
+)
+def test_evaluations_and_shared_devices_admit_nobody(
+    tmp_path: Path, is_evaluation: bool, config: dict[str, Any], words: str
+) -> None:
+    session: Any = Session(tmp_path, make(**config))
+    session.is_evaluation = is_evaluation
+    found = composition._obstacle(session)
+    assert (words in found) if words else not found
+
+
 # ---------------------------------------------------------------- hub and supervisor
 
 
@@ -143,7 +187,8 @@ class Session:
     def __init__(self, root: Path, config: RunConfig) -> None:
         self.config, self.folder, self.stack = config, RunFolder(root), contextlib.ExitStack()
         self.ledger, self.end, self.is_evaluation = object(), object(), False
-        self.telemetry = SimpleNamespace(tally=SimpleNamespace(eval_metrics={}))
+        self.run_id = "r"
+        self.telemetry = SimpleNamespace(tally=SimpleNamespace(eval_metrics={}), journal=None)
         self.rows = SimpleNamespace(max_draws=50, num_final=7, num_periodic=3)
         self.notes: list[str] = []
 

@@ -71,6 +71,7 @@ class Bench:
         components = SimpleNamespace(
             coordinator=self.coordinator,
             ledger=SimpleNamespace(apply=self.apply, purge=self.purge),
+            worker_admin=SimpleNamespace(scale=self.note("scale")),
             supervisor=SimpleNamespace(end=self.note("end"), watches_role=lambda role: role in self.watched),
             rows=SimpleNamespace(
                 eval=lambda row: {"prompt": f"{row}+1="}, layout=EvalLayout({"": SetSize(9, 9, 9)})

@@ -25,8 +25,11 @@ class Bench:
         self.trainer = TrainerProgress(SimpleNamespace(trained=2))  # type: ignore[arg-type]
         components = SimpleNamespace(
             watch=self.part("watch", "saved"),
+            admission=None,
             supervisor=SimpleNamespace(
-                watches=lambda name: name not in self.gone, **vars(self.part("supervisor", "reported", "release"))
+                watches=lambda name: name not in self.gone,
+                is_external=lambda name: False,
+                **vars(self.part("supervisor", "reported", "release")),
             ),
             worker_admin=self.part("admin", "goodbye", "draining", "checkpoint_saved", "checkpoint_failed"),
             telemetry=SimpleNamespace(display=self.part("display", "note"), journal=self.part("journal", "measure")),

@@ -57,8 +57,9 @@ class Bench:
                 queue_seconds=lambda: {"trainer": 0.5, "controller": 0.12345},
             ),
             hub=SimpleNamespace(peers={
-                "rollout-0": SimpleNamespace(incarnation="i", heartbeat=heartbeat),
-                "trainer": SimpleNamespace(incarnation="j", heartbeat=None),
+                "rollout-0": SimpleNamespace(role="rollout", incarnation="i", heartbeat=heartbeat),
+                "trainer": SimpleNamespace(role="trainer", incarnation="j", heartbeat=None),
+                "candidate/1": SimpleNamespace(role="candidate", incarnation="k", heartbeat=heartbeat),
             }),
         )  # fmt: skip
         steps = SimpleNamespace(

@@ -659,3 +659,67 @@ def test_states_and_figures_of_each_process_are_those_of_its_newest_heartbeat(tm
     assert bench.supervisor.living("rollout") == ["rollout-0"]
     assert bench.supervisor.cpu_seconds()["rollout-0"] == 2.0
     assert "rollout-0" not in bench.supervisor.queue_seconds(), "only processes of this machine have it"
+
+
+# ---------------------------------------------------------------- external workers
+
+
+def external(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.supervisor.add_external(Spec("rollout-7", "rollout"), "gpu7", bench.now_s)  # type: ignore[arg-type]
+    heartbeat = SimpleNamespace(state="generate", counters={})
+    bench.hub.peers["rollout-7"] = SimpleNamespace(pid=44, incarnation="a", heartbeat=heartbeat)
+    return bench
+
+
+def test_an_external_worker_is_shown_with_its_machine_and_never_started(tmp_path: Path) -> None:
+    bench = external(tmp_path)
+    for _ in range(3):
+        assert bench.tick(100.0) == []
+    assert bench.started == []
+    now = bench.supervisor.processes()["rollout-7"]
+    assert (now.host, now.pid, now.state) == ("gpu7", 44, "generate")
+    assert now.row()["host"] == "gpu7"
+    assert bench.supervisor.is_external("rollout-7")
+
+
+def test_silence_of_an_external_worker_is_a_loss_after_which_it_may_return(tmp_path: Path) -> None:
+    bench = external(tmp_path)
+    bench.hub.silent_ones = ["rollout-7"]
+    (loss,) = bench.tick()
+    assert loss == Loss("rollout-7", "rollout", "silent for 5 s", is_permanent=True, may_return=True)
+    assert not bench.supervisor.watches("rollout-7")
+    assert not bench.supervisor.is_running("rollout-7")
+
+
+def test_a_reported_end_of_an_external_worker_is_judged_after_its_last_words_and_is_final(tmp_path: Path) -> None:
+    bench = external(tmp_path)
+    bench.supervisor.external_ended("rollout-7", "out of memory", bench.now_s)
+    assert bench.tick(0.25) == []
+    (loss,) = bench.tick(0.05)
+    assert loss == Loss("rollout-7", "rollout", "out of memory", is_permanent=True)
+    assert bench.hub.peers == {}
+
+
+def test_reports_about_other_processes_are_ignored(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "rollout-0")
+    bench.tick()
+    bench.supervisor.external_ended("rollout-0", "it lies", bench.now_s)
+    bench.supervisor.external_ended("nobody", "it lies", bench.now_s)
+    assert bench.tick(1.0) == []
+    assert bench.supervisor.watches("rollout-0")
+
+
+def test_a_report_that_comes_after_the_goodbye_is_no_loss(tmp_path: Path) -> None:
+    bench = external(tmp_path)
+    bench.supervisor.external_ended("rollout-7", "status 1", bench.now_s)
+    bench.supervisor.release("rollout-7")
+    assert bench.tick(1.0) == []
+
+
+def test_the_end_of_the_run_waits_for_an_external_worker_until_its_goodbye(tmp_path: Path) -> None:
+    bench = external(tmp_path)
+    bench.supervisor.release("rollout-7")
+    assert bench.supervisor.is_running("rollout-7")
+    bench.hub.peers.clear()
+    assert not bench.supervisor.is_running("rollout-7")

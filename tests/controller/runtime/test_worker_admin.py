@@ -12,6 +12,7 @@ from small_run import Trainer, Worker, assert_whole, bounded, concurrently, smal
 
 from areal_like.trajectory import Segment
 from areal_like.wire import messages as m
+from controller.coordinator.effects import AddWorker, RetireWorker
 from controller.runtime.control_requests import Requests, Wish, answer_to, ask
 from controller.runtime.worker_admin import MAX_SAVERS, WorkerAdmin
 
@@ -263,3 +264,45 @@ def test_checkpoint_is_refused_while_as_many_requests_as_allowed_are_pending(tmp
     assert sent == ["trainer"] * MAX_SAVERS
     crew.checkpoint_saved(0, "c0")
     assert {answer_to(tmp_path, key) for key in keys[:-1]} == {(True, "c0")}
+
+
+def test_decisions_of_autoscaling_are_carried_out_like_requests(tmp_path):
+    async def test():
+        async with small_run(tmp_path) as run:
+            slow, stayer = Slow(run, "rollout-1", capacity=2), Slow(run, "rollout-0", capacity=2)
+            crew = run.parts.worker_admin
+
+            async def decide() -> None:
+                await until(lambda: bool(slow.leased) and bool(stayer.leased))
+                incarnation = run.hub.peers["rollout-1"].incarnation
+                crew.scale(RetireWorker(worker="rollout-1", incarnation="of a predecessor"))
+                crew.scale(RetireWorker(worker="rollout-7", incarnation="unknown"))
+                crew.scale(AddWorker())
+                await until(lambda: run.supervisor.added == ["rollout-9"])
+                assert run.supervisor.left == []
+                crew.scale(RetireWorker(worker="rollout-1", incarnation=incarnation))
+                await until(lambda: slow.was_shut_down)
+                assert run.supervisor.left == ["rollout-1"]
+                crew.scale(RetireWorker(worker="rollout-0", incarnation=run.hub.peers["rollout-0"].incarnation))
+                crew.scale(AddWorker())
+                await until(lambda: len(run.supervisor.added) == 2)
+                assert run.supervisor.left == ["rollout-1"], "the last worker stays"
+                run.server.request_stop("enough")
+                run.server.request_stop("enough")
+
+            async with concurrently(slow.work(), stayer.work(), Trainer(run).work(), decide()):
+                await run.go()
+
+    bounded(test())
+
+
+def test_nothing_is_added_to_a_run_that_is_over(tmp_path):
+    added = []
+    coordinator = SimpleNamespace(is_over=True)
+    crew = WorkerAdmin(
+        coordinator, SimpleNamespace(), SimpleNamespace(peers={}), Requests(tmp_path),
+        add_worker=lambda: added.append(1), say=lambda text: None,
+    )  # fmt: skip
+    crew.scale(AddWorker())
+    assert crew.tick(0.0) == []
+    assert added == []

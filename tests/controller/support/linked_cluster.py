@@ -360,11 +360,11 @@ class LinkedCluster(VirtualCluster):
             if trainer.asked is not None:
                 self.post("trainer", BatchRequested(step=trainer.asked))
 
-    def _die(self, worker: VirtualWorker, reason: str, *, is_permanent: bool) -> None:
+    def _die(self, worker: VirtualWorker, reason: str, *, is_permanent: bool, may_return: bool = False) -> None:
         had_memory = worker.has_memory
         self._end_loader(worker.name)
         self.links.pop(worker.name, None)
-        super()._die(worker, reason, is_permanent=is_permanent)
+        super()._die(worker, reason, is_permanent=is_permanent, may_return=may_return)
         _, event, tokens = self.letters.pop()  # judged after its last words were read
         if reason != "killed":  # by the supervisor, or at its own goodbye: reported before it is gone
             assert isinstance(event, WorkerLost)

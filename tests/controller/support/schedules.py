@@ -24,6 +24,8 @@ FAULTS = (
     "kill_trainer", "reject_one", "crash",
 )  # fmt: skip
 ACTIONS = (*FAULTLESS, *FAULTS)
+ELASTIC = ("join_external", "drain_external")
+"""Actions of schedules in which workers join and leave."""
 
 
 def random_settings(rng: random.Random) -> CoordinatorSettings:
@@ -59,10 +61,11 @@ def run_schedule(
     *,
     settings: CoordinatorSettings | None = None,
     num_actions: int = 150,
+    more: tuple[str, ...] = (),
     make: Callable[..., VirtualCluster] = VirtualCluster,
     mirror: Callable[[list[tuple[Effect, list[int] | None]]], None] | None = None,
 ) -> VirtualCluster:
-    """One seeded random schedule with faults, then calm until the end."""
+    """One seeded random schedule with faults, then calm until the end. more: further actions."""
     rng = random.Random(seed)
     settings = settings or random_settings(rng)
     fault, crash, reject = rng.choice([(0.0, 0.0, 0.0), (0.15, 0.05, 0.05), (0.4, 0.2, 0.05), (0.8, 0.05, 0.0)])
@@ -78,7 +81,7 @@ def run_schedule(
         mirror=mirror,
     )
     weights = [1.0] * len(FAULTLESS) + [fault] * (len(FAULTS) - 2) + [reject, crash]
-    for action in rng.choices(ACTIONS, weights, k=num_actions):
+    for action in rng.choices((*ACTIONS, *more), weights + [1.0] * len(more), k=num_actions):
         if cluster.end is not None:
             break
         getattr(cluster, action)()

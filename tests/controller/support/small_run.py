@@ -121,6 +121,9 @@ class NoProcesses:
     def leaving(self, name: str, now_s: float) -> None:
         self.left.append(name)
 
+    def is_external(self, name: str) -> bool:
+        return False
+
     def is_leaving(self, name: str) -> bool:
         return name in self.left or name in self.gone
 

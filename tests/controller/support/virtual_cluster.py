@@ -95,6 +95,8 @@ class VirtualWorker:
     """It has announced that it drains."""
     is_away: bool = False
     """It has left for good: only an operator starts it again."""
+    is_external: bool = False
+    """It joined from outside: nobody starts it again, and it may leave at any time."""
     recalled: set[int] = field(default_factory=set)
     """Leases asked back, not looked at yet."""
     place: str = ""
@@ -201,8 +203,11 @@ class VirtualCluster:
         worker.is_known = True
         self.post(
             worker.name,
-            WorkerJoined(worker=worker.name, incarnation=str(worker.incarnation), capacity=worker.capacity),
-        )
+            WorkerJoined(
+                worker=worker.name, incarnation=str(worker.incarnation), capacity=worker.capacity,
+                is_external=worker.is_external,
+            ),
+        )  # fmt: skip
 
     def deliver(self) -> None:
         """One letter arrives: the first of a random sender, or out of order if it is a finished sample."""
@@ -289,7 +294,8 @@ class VirtualCluster:
                 self.joined[event.worker] = event.incarnation
             case WorkerDraining():
                 is_current = event.incarnation == self.joined.get(event.worker)
-                if is_current and self.coordinator.can_spare({event.worker, *self.leaving}):
+                is_external = self.workers[event.worker].is_external
+                if is_current and (is_external or self.coordinator.can_spare({event.worker, *self.leaving})):
                     self.leaving.add(event.worker)
 
     def _check_returned(self, owed: list[PartialReport]) -> None:
@@ -508,8 +514,11 @@ class VirtualCluster:
 
     def drain_worker(self) -> None:
         """Notice: it announces that it leaves, and hands everything back."""
-        worker = self._alive()
-        if worker is not None and not worker.is_leaving:
+        if (worker := self._alive()) is not None:
+            self._drain(worker)
+
+    def _drain(self, worker: VirtualWorker) -> None:
+        if not worker.is_leaving:
             worker.is_leaving = True
             draining = WorkerDraining(worker=worker.name, incarnation=str(worker.incarnation))
             self.post(worker.name, draining)
@@ -640,11 +649,29 @@ class VirtualCluster:
     def kill_worker(self) -> None:
         """kill -9: what it had sent may still arrive, its finished but unsent work is gone."""
         if (worker := self._alive()) is not None:
-            worker.is_away = worker.name in self.leaving
+            worker.is_away = worker.is_external or worker.name in self.leaving
             self.leaving.discard(worker.name)
-            self._die(worker, "killed", is_permanent=worker.is_away)
+            # its command reports the end of an external worker, or its machine is gone and it falls silent
+            is_silent = worker.is_external and self.rng.random() < 0.5
+            self._die(worker, "killed", is_permanent=worker.is_away, may_return=is_silent)
 
-    def _die(self, worker: VirtualWorker, reason: str, *, is_permanent: bool) -> None:
+    def join_external(self) -> None:
+        """A worker joins that somebody else has started; the controller gives it a name that was never used."""
+        num_external = sum(worker.is_external for worker in self.workers.values())
+        if self.settings.is_colocated or num_external >= 5:
+            return
+        worker = VirtualWorker(f"rollout-{100 + num_external}", capacity=self.rng.choice([1, 4]), is_external=True)
+        worker.speed = self.rng.choice([1, 4])
+        self.workers[worker.name] = worker
+        self.hello(worker)
+
+    def drain_external(self) -> None:
+        """A preemption notice."""
+        external = [worker for worker in self.workers.values() if worker.is_external and worker.is_alive]
+        if external:
+            self._drain(self.rng.choice(external))
+
+    def _die(self, worker: VirtualWorker, reason: str, *, is_permanent: bool, may_return: bool = False) -> None:
         worker.is_alive, worker.is_known = False, False
         worker.tasks.clear()
         worker.unacked.clear()
@@ -652,12 +679,14 @@ class VirtualCluster:
         worker.version = worker.announced = -1
         worker.has_memory = worker.is_release_due = False
         incarnation = str(worker.incarnation)
-        lost = WorkerLost(worker=worker.name, reason=reason, incarnation=incarnation, is_permanent=is_permanent)
+        lost = WorkerLost(
+            worker=worker.name, reason=reason, incarnation=incarnation, is_permanent=is_permanent, may_return=may_return
+        )
         self.post("shell", lost)
 
     def restart_worker(self) -> None:
         """By the supervisor, or by an operator who adds a worker."""
-        dead = [worker for worker in self.workers.values() if not worker.is_alive]
+        dead = [worker for worker in self.workers.values() if not worker.is_alive and not worker.is_external]
         if dead:
             self._restart(self.rng.choice(dead))
 
@@ -671,7 +700,11 @@ class VirtualCluster:
         worker = self._alive()
         if worker is not None and worker.is_known:
             worker.is_known = False
-            self.handle(WorkerLost(worker=worker.name, reason="silent", may_live=True))
+            is_external = worker.is_external
+            lost = WorkerLost(
+                worker=worker.name, reason="silent", may_live=True, is_permanent=is_external, may_return=is_external
+            )
+            self.handle(lost)
 
     def come_back(self) -> None:
         lost = [worker for worker in self.workers.values() if worker.is_alive and not worker.is_known]
@@ -777,6 +810,8 @@ class VirtualCluster:
         self.trainer = VirtualTrainer(version=base, steps=steps)
         self.num_damages.clear()
         self.post("trainer", Published(version=base, lineage=self.lineage, manifest_path=self._place()))
+        # external workers have the keys of the earlier session
+        self.workers = {name: worker for name, worker in self.workers.items() if not worker.is_external}
         for worker in self.workers.values():
             worker.incarnation += 1
             worker.version = worker.announced = -1

@@ -137,3 +137,36 @@ class TestWhatRaySetsAside:
     def test_gives_the_workers_of_a_pool_counted_in_gpus(self) -> None:
         ray = {"kind": "ray", "ray": {"rollout": {"gpus": 0.5}}}
         assert make(launch=ray, rollout={"pool_gpus": 2, "engine": {"device": "cuda"}}).rollout.num_workers == 4
+
+
+SCALE = {"min_workers": 1, "max_workers": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"rollout__num_workers": 5}, "rollout.autoscale", "starts with 5 workers, which is not between"),
+        ({"rollout__num_workers": 1, "scale": {"min_workers": 2}}, "rollout.autoscale", "min_workers (2)"),
+        ({**CUDA, "rollout__num_workers": 2}, "rollout.autoscale.max_workers", "would share a GPU with another"),
+        (COLOCATED, "rollout.autoscale", "their number cannot change"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused(changes: dict[str, Any], key: str, words: str) -> None:
+    scale = {**SCALE, **changes.get("scale", {})}
+    config = make(**{name: value for name, value in changes.items() if name != "scale"}, rollout__autoscale=scale)
+    found = [one for one in cross_check(config) if one.keys[0] == key]
+    assert any(words in problem.what for problem in found), found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout__num_workers": 2},
+        {"rollout__num_workers": 4},
+        {**CUDA, "rollout__num_workers": 4},
+        {**CUDA, "rollout__num_workers": 2, "launch__kind": "ray", "launch__ray": {"rollout": {"gpus": 1}}},
+    ],
+)
+def test_limits_around_the_number_of_workers_are_valid(changes: dict[str, Any]) -> None:
+    problems = [one for one in cross_check(make(**changes, rollout__autoscale=SCALE)) if "autoscale" in one.keys[0]]
+    assert problems == []

@@ -1,0 +1,136 @@
+"""Notices that the machine of a rollout worker will be taken away: a file that appears, or a cloud's metadata address.
+
+The watch runs in the worker's process, because the notice concerns its machine. It only waits: what a worker does when
+it leaves is in worker.py, and is the same as after SIGTERM.
+
+A notice that is there at the first look is not acted on until it has disappeared: a worker that the run restarts on the
+same machine, because no other is left, would otherwise leave again at once. A request that fails says nothing, in
+neither direction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from areal_like import limits
+from areal_like.settings import Settings
+
+REQUEST_S = 2.0
+"""Time limit of a request; metadata servers answer within milliseconds."""
+MAX_REPLY_BYTES = 64 << 10
+TOKEN_TTL = "X-aws-ec2-metadata-token-ttl-seconds"
+TOKEN = "X-aws-ec2-metadata-token"
+TTL_S = 300
+
+
+class PreemptionSettings(Settings):
+    """How a rollout worker learns that its machine will be taken away; it then drains, as after SIGTERM."""
+
+    file: str | None = None
+    """A file whose appearance is the notice, for example written by a job scheduler's hook."""
+    url: str | None = None
+    """A cloud's metadata address that is polled. The notice is a reply with status 200 that contains `match`."""
+    headers: dict[str, str] = Field({})
+    """Headers of the requests to `url`, for example {Metadata-Flavor: Google}."""
+    match: str = ""
+    """Text that the reply contains when there is a notice; empty: any reply with status 200 is one."""
+    token_url: str | None = None
+    """Address from which a token for `url` is requested first (EC2's IMDSv2)."""
+    poll_s: float = Field(5.0, gt=0, le=limits.SECONDS)
+    """Seconds between two looks."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is anything to look at."""
+        return bool(self.file or self.url)
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> Self:
+        for key in ("url", "token_url"):
+            if (url := getattr(self, key)) and not url.startswith(("http://", "https://")):
+                raise ValueError(f"{key} must begin with http:// or https://")
+        if not self.url and (self.headers or self.match or self.token_url):
+            raise ValueError("headers, match and token_url belong to url, which is not set")
+        return self
+
+
+Look = Callable[[PreemptionSettings], Awaitable[str | None]]
+"""Returns the notice as a sentence, empty if there is none, None if that is not known."""
+
+
+async def look(settings: PreemptionSettings) -> str | None:
+    """Look at the file, then at the address."""
+    return await asyncio.to_thread(_look, settings)
+
+
+async def notice(
+    settings: PreemptionSettings,
+    on_ignored: Callable[[str], None],
+    *,
+    look: Look = look,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> str:
+    """Wait for a notice and return it. Never returns if nothing is configured.
+
+    on_ignored: called with the sentence if a notice is there from the start.
+    """
+    has_been_absent = is_first = True
+    while True:
+        found = await look(settings) if settings.is_set else None
+        if found is not None and is_first:
+            is_first, has_been_absent = False, not found
+            if found:
+                on_ignored(f"a preemption notice was there when the worker started, and is ignored: {found}")
+        elif found and has_been_absent:
+            return found
+        elif found == "":
+            has_been_absent = True
+        await sleep(settings.poll_s)
+
+
+def _look(settings: PreemptionSettings) -> str | None:
+    if settings.file and Path(settings.file).expanduser().exists():
+        return f"{settings.file} exists"
+    return _look_at_url(settings) if settings.url else ""
+
+
+def _look_at_url(settings: PreemptionSettings) -> str | None:
+    """Ask the metadata server. It is on this machine's own network: no proxy is asked and no redirect followed."""
+    assert settings.url is not None
+    headers = dict(settings.headers)
+    try:
+        if settings.token_url:
+            request = urllib.request.Request(settings.token_url, method="PUT", headers={TOKEN_TTL: str(TTL_S)})
+            headers[TOKEN] = _reply(request)
+        reply = _reply(urllib.request.Request(settings.url, headers=headers))
+    except urllib.error.HTTPError as error:
+        return "" if error.code == 404 else None  # EC2: there is no notice
+    except (OSError, HTTPException, ValueError):
+        return None
+    return f"{settings.url} says {_first_line(reply)}" if settings.match in reply else ""
+
+
+def _reply(request: urllib.request.Request) -> str:
+    with _OPENER.open(request, timeout=REQUEST_S) as answer:
+        return str(answer.read(MAX_REPLY_BYTES).decode(errors="replace"))
+
+
+def _first_line(text: str) -> str:
+    line = " ".join(text.split())
+    return f"{line[:80]}..." if len(line) > 80 else line
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **facts: Any) -> None:
+        """Turn a redirect into an HTTPError."""
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
