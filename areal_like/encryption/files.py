@@ -65,10 +65,13 @@ class PlainWriter:
         self._file.close()
 
 
-def open_to_write(path: Path) -> Writer:
-    """Create or replace a file, encrypted if its folder is. Raises UserError (no key), OSError."""
+def open_to_write(path: Path, *, renamed_to: Path | None = None) -> Writer:
+    """Create or replace a file, encrypted if its folder is. renamed_to: the path that the file will be moved to.
+
+    Raises UserError (no key), OSError.
+    """
     key = run_key_of(path)
-    return PlainWriter(path) if key is None else SealedWriter(path, key)
+    return PlainWriter(path) if key is None else SealedWriter(path, key, renamed_to=renamed_to)
 
 
 def key_to_read(path: Path) -> RunKey | None:
@@ -95,9 +98,12 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode("utf-8")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Create or replace a file of UTF-8 text. Raises UserError (no key), OSError."""
-    with open_to_write(path) as file:
+def write_text(path: Path, text: str, *, renamed_to: Path | None = None) -> None:
+    """Create or replace a file of UTF-8 text. renamed_to: the path that the file will be moved to.
+
+    Raises UserError (no key), OSError.
+    """
+    with open_to_write(path, renamed_to=renamed_to) as file:
         file.write(text.encode("utf-8"))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,14 +180,3 @@ def _aes_gcm() -> type[AESGCM]:
         what = "encryption requires the package cryptography, which is not installed"
         raise UserError(what, where="encryption", remedy=INSTALL) from error
     return AESGCM
-
-
-def use_memory_for_scratch() -> None:
-    """Let this process and its children write temporary files to shared memory, unless TMPDIR says where."""
-    import tempfile
-
-    from areal_like.store_owner import SHARED_MEMORY
-
-    if "TMPDIR" not in os.environ and SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
-        os.environ["TMPDIR"] = str(SHARED_MEMORY)
-        tempfile.tempdir = None

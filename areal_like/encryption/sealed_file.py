@@ -66,8 +66,11 @@ class SealedWriter:
     `num_bytes` and `sha256` are of the stored bytes, once the file is closed.
     """
 
-    def __init__(self, path: Path, key: RunKey, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        name = name_in(key.root, path).encode()
+    def __init__(
+        self, path: Path, key: RunKey, *, renamed_to: Path | None = None, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        """renamed_to: the path that the complete file will be moved to."""
+        name = name_in(key.root, renamed_to or path).encode()
         salt = secrets.token_bytes(SALT_BYTES)
         self._header = _HEAD.pack(MAGIC, FORMAT, chunk_bytes, len(name), salt, key.key_id) + name
         self._cipher = key.cipher(b"file", salt)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ CHANGED = "[changed since it was encrypted]"
 TEXT_FIELDS = frozenset({"answers", "slices", "clusters", "text", "reason", "detail", "error"})
 """Fields of rows of metrics.jsonl, of state.json and of summary.json that may quote prompts, answers or settings."""
 _NONCE_BYTES = 12
+_SEALED = re.compile(rf"{PREFIX}[A-Za-z0-9+/]{{38,}}={{0,2}}")
 
 
 class Texts:
@@ -70,6 +72,12 @@ class Texts:
         except Exception:  # InvalidTag
             return CHANGED
         return plain.decode("utf-8", "surrogatepass")
+
+    def opened_in(self, field: str, text: str) -> str:
+        """Decrypt every sealed text within a text, such as in the lines of a log."""
+        if PREFIX not in text:
+            return text
+        return _SEALED.sub(lambda match: self.opened(field, match[0]), text)
 
     def sealed_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Encrypt the fields of a row that may quote content (TEXT_FIELDS); numbers and other fields stay."""

@@ -18,6 +18,7 @@ from areal_like.encryption.files import copy_encrypted, copy_plain, key_to_read
 from areal_like.encryption.run_key import MARKER, check_key, encrypted_root
 from areal_like.encryption.sealed_file import is_sealed
 from areal_like.errors import UserError
+from areal_like.secret_values import SEALED_LOGS
 from areal_like.store_owner import OWNER_FILE, SHARED_MEMORY, STORE_PREFIX, claim, sweep_dead
 
 WEIGHTS = "*.safetensors"
@@ -131,3 +132,18 @@ def _copied(folder: Path) -> Path:
         shutil.rmtree(home, ignore_errors=True)
         raise
     return home
+
+
+def protect_process(root: Path) -> None:
+    """Let this process of an encrypted run, and its children, encrypt their log lines, and write temporary files to
+    shared memory.
+    """
+    os.environ[SEALED_LOGS] = str(root)
+    use_memory_for_scratch()
+
+
+def use_memory_for_scratch() -> None:
+    """Let this process and its children write temporary files to shared memory, unless TMPDIR says where."""
+    if "TMPDIR" not in os.environ and SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
+        os.environ["TMPDIR"] = str(SHARED_MEMORY)
+        tempfile.tempdir = None
