@@ -81,7 +81,7 @@ def filled_in_memory(folder: Path) -> Iterator[Path]:
 
 
 def decrypt_folder(source: Path, target: Path) -> int:
-    """Copy a model folder or checkpoint into an existing empty folder, decrypted; returns the number of weight files
+    """Copy a model folder into an existing empty folder, decrypted; returns the number of weight files
     that were encrypted. Raises UserError, OSError.
     """
     count = 0

@@ -93,10 +93,9 @@ def add_checkpoints(
     export.add_argument("--public", action="store_true", help="make the repository public if this command creates it")
     decrypting = command(
         commands, "decrypt", "write an encrypted model in the clear", _DECRYPT_EPILOG,
-        "Copy a model that was exported from an encrypted run, or a checkpoint, to a new folder, with weights in the "
-        "clear.",
+        "Copy a model that was exported from an encrypted run to a new folder, with weights in the clear.",
     )  # fmt: skip
-    decrypting.add_argument("source", metavar="FOLDER", help="an exported model, such as RUN/final, or a checkpoint")
+    decrypting.add_argument("source", metavar="FOLDER", help="an exported model, such as RUN/final")
     decrypting.add_argument("out", metavar="OUT", help="a new folder")
     importing = command(
         commands, "import", "convert a Hugging Face folder to a checkpoint", _IMPORT_EPILOG,

@@ -87,13 +87,16 @@ def _record(folder: Path, target: Path, repository: str = "") -> None:
 
 
 def decrypt(source: str, out: str) -> int:
-    """Copy an encrypted model folder or checkpoint to a new folder in the clear; return the exit status. Raises
-    UserError, OperationError."""
+    """Copy an encrypted model folder to a new folder in the clear; return the exit status. Raises UserError,
+    OperationError."""
     folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
     if not folder.is_dir() or not is_encrypted_model(folder):
         what = "there is no such folder" if not folder.is_dir() else "the folder has no encrypted weights"
-        remedy = "specify a model exported from an encrypted run, such as RUN/final, or a checkpoint"
+        remedy = "specify a model exported from an encrypted run, such as RUN/final"
         raise UserError(what, where=source, remedy=remedy)
+    if is_checkpoint(folder):
+        what = "the folder is a checkpoint"
+        raise UserError(what, where=source, remedy=f"run areal-like export {source} {out} --decrypt")
     if encrypted_root(target) is not None:
         raise UserError("the folder is within an encrypted one", where=out, remedy="choose a different folder")
     num_files = decrypt_model(folder, target)

@@ -88,12 +88,14 @@ def export_checkpoint(
 
 
 def decrypt_model(source: Path, out: Path) -> int:
-    """Copy an encrypted model folder or checkpoint into a new folder in the clear; return the number of files that were
-    encrypted. Raises UserError, OperationError.
+    """Copy an encrypted model folder into a new folder in the clear; return the number of files that were encrypted.
+    Raises UserError, OperationError.
     """
     convert.refuse_filled(out)
     with atomic_folder(out) as partial:
-        return decrypt_folder(source, partial)
+        num_files = decrypt_folder(source, partial)
+        provenance.renew_digests(partial)
+    return num_files
 
 
 def import_folder(source: Path, out: Path) -> tuple[int, str]:
