@@ -119,7 +119,7 @@ def test_no_content_of_an_encrypted_run_is_in_its_files_and_with_the_key_every_c
 
     assert main(["samples", str(folder), "--format", "jsonl", "--limit", "all"]) == 0
     samples = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert all(one["prompt"] == PROMPT for one in samples)
+    assert all(one["prompt"].endswith(PROMPT) for one in samples)
     assert any(f"no score for {PROMPT}" in str(one) for one in samples), "reasons are decrypted"
     answers = {one["answer"].encode() for one in samples if len(one["answer"]) >= 6}
     assert answers, "the model answers"
@@ -127,7 +127,8 @@ def test_no_content_of_an_encrypted_run_is_in_its_files_and_with_the_key_every_c
 
     assert main(["decrypt", str(folder / "final"), str(tmp_path / "plain")]) == 0
     weights = load_file(tmp_path / "plain" / "model.safetensors")
-    texts |= {name: np.ascontiguousarray(weight).tobytes()[:64] for name, weight in list(weights.items())[:3]}
+    projections = [name for name in weights if "proj" in name]  # others have zeros and ones
+    texts |= {name: weights[name].tobytes()[:64] for name in projections[:3]}
     assert found_in(tmp_path / "plain", texts), "weights would be found"
     from tokenizers import Tokenizer
 
