@@ -8,8 +8,8 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Protocol
 
-from areal_like.encryption.settings import EncryptionSettings
 from areal_like.errors import UserError
 
 KEY_BYTES = 32
@@ -19,11 +19,23 @@ MAKE_ONE = "create a key with: (umask 077; openssl rand -hex 32 > FILE)"
 _MAX_FILE_BYTES = 4096
 
 
+class KeyPlace(Protocol):
+    """Where the key is: one of the two is set. As the section of the configuration has it (settings.py), whose library
+    commands that only read files do not import.
+    """
+
+    @property
+    def key_file(self) -> str | None: ...
+
+    @property
+    def key_env(self) -> str | None: ...
+
+
 class MissingKey(UserError):
     """The key of encrypted data cannot be read here."""
 
 
-def key_place(settings: EncryptionSettings) -> str:
+def key_place(settings: KeyPlace) -> str:
     """Where the key is, for messages."""
     if moved := os.environ.get(KEY_FILE_VARIABLE):
         return f"the file {moved} ({KEY_FILE_VARIABLE})"
@@ -32,7 +44,7 @@ def key_place(settings: EncryptionSettings) -> str:
     return f"the file {settings.key_file}"
 
 
-def read_master_key(settings: EncryptionSettings) -> bytes:
+def read_master_key(settings: KeyPlace) -> bytes:
     """Read the key, 32 bytes. Raises MissingKey, and UserError for a text that is not a key."""
     place = key_place(settings)
     moved = os.environ.get(KEY_FILE_VARIABLE)

@@ -15,12 +15,9 @@ import hmac
 import json
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pydantic
-
-from areal_like.encryption.master_key import key_place, read_master_key
-from areal_like.encryption.settings import EncryptionSettings
+from areal_like.encryption.master_key import KeyPlace, key_place, read_master_key
 from areal_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +31,13 @@ MAX_DEPTH = 4
 """Folders between a file and the top of its run."""
 INSTALL = "install it with: pip install 'areal-like[encryption]'"
 RESTORE = "restore the file from a backup"
+
+
+class _RecordedPlace(NamedTuple):
+    """Where the user's key was when the folder was encrypted."""
+
+    key_file: str | None
+    key_env: str | None
 
 
 class RunKey:
@@ -87,7 +91,7 @@ def run_key_of(path: Path) -> RunKey | None:
     if root is None:
         return None
     raw, marker = _read_marker(root / MARKER)
-    settings = _settings_of(marker, root / MARKER)
+    settings = _recorded_place(marker, root / MARKER)
     master = read_master_key(settings)
     cached = (root, raw, hashlib.sha256(master).hexdigest())
     if cached not in _known:
@@ -112,7 +116,7 @@ def check_key(path: Path) -> None:
     run_key_of(path)
 
 
-def encrypt_folder(root: Path, settings: EncryptionSettings) -> RunKey:
+def encrypt_folder(root: Path, settings: KeyPlace) -> RunKey:
     """Make a folder encrypted from now on, with a new key. Raises UserError (no key, no package), OSError."""
     key_file = None if settings.key_file is None else Path(settings.key_file).expanduser().resolve()
     if key_file is not None and key_file.is_relative_to(root.resolve().parent):
@@ -153,11 +157,12 @@ def _read_marker(path: Path) -> tuple[bytes, dict[str, Any]]:
     return raw, marker
 
 
-def _settings_of(marker: dict[str, Any], path: Path) -> EncryptionSettings:
-    try:
-        return EncryptionSettings(key_file=marker.get("key_file"), key_env=marker.get("key_env"))
-    except pydantic.ValidationError as error:
-        raise UserError("the file does not say where the key is", where=str(path), remedy=RESTORE) from error
+def _recorded_place(marker: dict[str, Any], path: Path) -> _RecordedPlace:
+    place = _RecordedPlace(marker.get("key_file"), marker.get("key_env"))
+    named = [one for one in place if one is not None]
+    if len(named) != 1 or not isinstance(named[0], str) or not named[0]:
+        raise UserError("the file does not say where the key is", where=str(path), remedy=RESTORE)
+    return place
 
 
 def _run_key(root: Path, master: bytes, salt: bytes) -> RunKey:

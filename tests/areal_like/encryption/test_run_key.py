@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,15 @@ def test_another_key_is_told_from_a_damaged_file(run, tmp_path):
 def test_a_damaged_marker_is_named(run, content):
     (run / MARKER).write_text(content)
     with pytest.raises(UserError, match=r"encryption.json: the file cannot be read"):
+        run_key_of(run)
+
+
+@pytest.mark.parametrize("place", ['"key_file": null', '"key_file": "a", "key_env": "B"', '"key_file": 1'])
+def test_a_marker_that_does_not_name_one_place_of_the_key_is_refused(run, place):
+    marker = json.loads((run / MARKER).read_text())
+    both = {"format": 1, "salt": marker["salt"], "key_id": marker["key_id"], **json.loads(f"{{{place}}}")}
+    (run / MARKER).write_text(json.dumps(both))
+    with pytest.raises(UserError, match="does not say where the key is"):
         run_key_of(run)
 
 
