@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Coroutine, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -223,7 +224,11 @@ def new_folder(
     """
     folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
     if isinstance(config, RunConfig) and config.encryption is not None:
-        encrypt_folder(folder.root, config.encryption)
+        try:
+            encrypt_folder(folder.root, config.encryption)
+        except UserError:
+            shutil.rmtree(folder.root)
+            raise
         protect_process(folder.root)
     if isinstance(config, RunConfig) and (config.notes or config.tags):
         write_notes(folder.root, config.notes, config.tags)

@@ -256,7 +256,8 @@ class RunFolder:
             "reason": "",
             **more,
         }
-        state["reason"] = Texts.to_write(self.root).sealed("reason", str(state["reason"]))
+        if state["reason"]:
+            state["reason"] = Texts.to_write(self.root).sealed("reason", str(state["reason"]))
         replace_with_reserve(self.state, json.dumps(state, indent=1).encode())
 
     def refuse_if_running(self) -> None:

@@ -90,7 +90,7 @@ def open_weight_folder(session: OpenSession, model_dir: Path) -> Path:
     place = weights.place if is_one_machine else "disk"  # each node has its own shared memory
     folder = default_root(session.run_id, place, disk_dir, need_bytes)
     if folder.is_relative_to(run_dir) and encrypted_root(run_dir) is not None:
-        folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
         what = f"the weight versions of an encrypted run must be in {SHARED_MEMORY}, which has no room for them"
         raise UserError(what, where="encryption", remedy=f"provide {need_bytes >> 20} MiB of shared memory")
     if place == "shm" and folder.is_relative_to(run_dir):

@@ -82,7 +82,7 @@ def test_an_environment_variable_that_is_not_set_is_named(tmp_path, monkeypatch)
         run_key_of(tmp_path)
 
 
-def test_another_key_is_told_from_a_damaged_file(run, tmp_path):
+def test_another_key_is_named_and_not_taken_for_a_damaged_file(run, tmp_path):
     key_file(tmp_path / "key", bytes(range(1, 33)).hex())
     with pytest.raises(UserError, match="is not the key that the data was encrypted with"):
         run_key_of(run)
