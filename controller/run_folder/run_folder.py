@@ -229,10 +229,10 @@ class RunFolder:
                 where=str(self.root),
                 remedy="update areal_like",
             )
-        found = {key: value for key, value in state.items() if key not in misfits(state)}
-        if str(found.get("reason", "")).startswith(PREFIX):
-            found["reason"] = Texts.to_show(self.root).opened("reason", found["reason"])
-        return found
+        kept = {key: value for key, value in state.items() if key not in misfits(state)}
+        if str(kept.get("reason", "")).startswith(PREFIX):
+            kept["reason"] = Texts.to_show(self.root).opened("reason", kept["reason"])
+        return kept
 
     def write_state(self, status: Status, **more: Any) -> None:
         """Replace the status file atomically, also on a full disk; existing keys are kept unless given.
