@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from areal_like import limits
 from areal_like.emulation.settings import EmulationSettings
+from areal_like.encryption.files import read_text, write_text
 from areal_like.errors import UserError
 from areal_like.settings import DType, Settings
 from areal_like.staleness import OVER_AGE, Mode, OnStale, OverAgePolicy
@@ -129,13 +130,13 @@ class StartSpec(Settings):
     def save(self, path: Path) -> None:
         """Write as JSON, readable by this user only."""
         path.touch(mode=0o600)
-        path.write_text(self.model_dump_json(indent=1))
+        write_text(path, self.model_dump_json(indent=1))
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read what `save` wrote. Raises UserError when the file is not such a spec."""
         try:
-            return cls.model_validate_json(path.read_text())
+            return cls.model_validate_json(read_text(path))
         except (OSError, pydantic.ValidationError) as error:
             what = f"the file does not contain the settings of a process ({error})"
             raise UserError(

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from areal_like.encryption.texts import Texts
 from areal_like.errors import add_file_name
 
 
@@ -30,11 +31,14 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 class JsonlLog:
-    """Appends records to `path`; each has been written to the operating system when `append` returns."""
+    """Appends records to `path`; each has been written to the operating system when `append` returns. In an encrypted
+    run, fields that may quote content are encrypted (areal_like/encryption/texts.py)."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError, and UserError if the run is encrypted and its key is missing."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._texts = Texts.to_write(path)
         was_cut = _ends_within_a_line(path)
         self._file = path.open("ab", buffering=0)
         if was_cut:  # a crash left an incomplete line; the next record must start on a new one
@@ -43,7 +47,7 @@ class JsonlLog:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append one record as one line with one write."""
         with add_file_name(self._path):
-            self._file.write(encode(record) + b"\n")
+            self._file.write(encode(self._texts.sealed_row(record)) + b"\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -52,7 +56,7 @@ class JsonlLog:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """All records of `path`, without incomplete lines; empty if the file does not exist."""
-    records = []
+    records, texts = [], Texts.to_show(path)
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -63,7 +67,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         except msgspec.DecodeError:
             continue
         if isinstance(record, dict):
-            records.append(record)
+            records.append(texts.opened_row(record))
     return records
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 
-from areal_like.secret_values import without_secrets
+from areal_like.secret_values import sealed_for_log, without_secrets
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and newline, line separators, marks that change the direction of writing, and lone
@@ -27,12 +27,13 @@ def one_line(text: str) -> str:
 
 class LineFormatter(logging.Formatter):
     """Formats a record as one line, whatever its message contains, followed by indented lines for a traceback, without
-    secrets of the environment."""
+    secrets of the environment. In processes of an encrypted run message and traceback are encrypted."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = one_line(without_secrets(record.message))
+        record.message = sealed_for_log(one_line(without_secrets(record.message)))
         return super().formatMessage(record)
 
     def formatException(self, ei: object) -> str:
         text = without_secrets(super().formatException(ei))  # type: ignore[arg-type]
-        return "\n".join(f"  {line}" for line in printable(text).splitlines())
+        lines = "\n".join(f"  {line}" for line in printable(text).splitlines())
+        return lines if (sealed := sealed_for_log(lines)) == lines else f"  {sealed}"

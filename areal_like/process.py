@@ -28,7 +28,7 @@ import psutil
 from areal_like.errors import PolicyDiverged, UserError
 from areal_like.import_check import append_user_path, check_not_shadowed
 from areal_like.plain_text import LineFormatter, printable
-from areal_like.secret_values import print_traceback, without_secrets
+from areal_like.secret_values import print_traceback, sealed_for_log, without_secrets
 
 if TYPE_CHECKING:  # these imports would take most of the processor time of short-lived processes
     import asyncio
@@ -172,7 +172,7 @@ def report_end(error: BaseException) -> int:
         print_traceback(error)
     text = printable(without_secrets(" ".join(str(cause).split())))
     said = text if is_plain else f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-    print(f"error: {said}", file=sys.stderr, flush=True)
+    print(f"error: {sealed_for_log(said)}", file=sys.stderr, flush=True)
     return (DIVERGED if isinstance(cause, PolicyDiverged) else USER_MISTAKE) if is_plain else FAILED
 
 

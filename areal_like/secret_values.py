@@ -1,7 +1,7 @@
 """Removes secrets from texts that are written to files: values of environment variables with secret names.
 
 Libraries put keys and addresses with passwords into their exceptions, which become reasons and lines of a log. What a
-program prints by itself does not pass through here.
+program prints by itself does not pass through here. Logs of an encrypted run pass through here as well.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_like.errors import UserError
+
+if TYPE_CHECKING:
+    from areal_like.encryption.texts import Texts
 
 _NAME = re.compile(
     r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|DSN)(_|$)|"
@@ -19,6 +26,8 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _PASSWORD = re.compile(r"://[^/@:\s]*:(?P<password>[^/@\s]+)@")
+SEALED_LOGS = "AREAL_LIKE_SEALED_LOGS"
+"""Environment variable with the folder of an encrypted run, in its processes: what they log is encrypted."""
 MIN_CHARS = 8
 """A shorter value is not replaced: it could be a part of any text."""
 _PLAIN = re.compile(r"[a-z]+|[\d.]+|/[\w./-]*", re.ASCII)
@@ -31,8 +40,30 @@ def without_secrets(text: str) -> str:
 
 
 def print_traceback(error: BaseException, limit: int | None = None) -> None:
-    """Print an exception with its traceback to stderr, without secrets. limit: number of its frames."""
-    print(without_secrets("".join(traceback.format_exception(error, limit=limit))), end="", file=sys.stderr, flush=True)
+    """Print an exception with its traceback to stderr, without secrets, encrypted in processes of an encrypted run.
+    limit: number of its frames."""
+    text = without_secrets("".join(traceback.format_exception(error, limit=limit)))
+    print(sealed_for_log(text.rstrip("\n")), file=sys.stderr, flush=True)
+
+
+def sealed_for_log(text: str) -> str:
+    """The text as it is written to a log: encrypted if SEALED_LOGS names an encrypted folder, which `areal-like logs`
+    decrypts, and left out if the key is not available in this process.
+    """
+    root = os.environ.get(SEALED_LOGS)
+    if not root:
+        return text
+    try:
+        return _texts(root).sealed("log", text)
+    except UserError:
+        return "[left out: the key of the run is not available in this process]"
+
+
+@functools.lru_cache(maxsize=2)
+def _texts(root: str) -> Texts:
+    from areal_like.encryption.texts import Texts  # imports libraries, which most short-lived processes do not need
+
+    return Texts.to_write(Path(root))
 
 
 def replaced(text: str, secrets: Iterable[tuple[str, str]]) -> str:

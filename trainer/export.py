@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from areal_like.errors import UserError
+from areal_like.plain_folder import filled_in_memory
 from areal_like.settings import DType
 from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.companion_files import copy_companions
@@ -110,7 +111,8 @@ def export_policy(
     checkpoint: one of the same version, named in provenance.json; None: that file is not written.
     """
     with atomic_folder(target) as partial:
-        write_model(model, partial, dtype=dtype, weights=weights)
+        with filled_in_memory(partial) as folder:
+            write_model(model, folder, dtype=dtype, weights=weights)
         copy_companions(source, partial)
         if checkpoint is not None:
             write_provenance(partial, checkpoint)

@@ -20,6 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -35,7 +36,7 @@ from trainer.host_copy import Copied
 from trainer.peer_errors import RankLost, peer_errors_as_rank_lost
 from trainer.ranks import Ranks
 from trainer.weights.publish import tensor_bytes
-from trainer.weights.tensor_file import PIECE_BYTES, FileFacts, put_bytes
+from trainer.weights.tensor_file import PIECE_BYTES, FileFacts
 
 ROUND_S = 1.0
 """Time that a rank writes before it tells the others that it is still writing."""
@@ -91,6 +92,16 @@ class PartFile:
                     yield
             os.fsync(opened.fileno())
         self.facts = FileFacts(num_bytes, digest.hexdigest())
+
+
+def put_bytes(file: FileIO, digest: hashlib._Hash, data: memoryview) -> int:
+    """Write and hash; returns the number of bytes. Raises OSError."""
+    left = data.cast("B")
+    while len(left):
+        written = file.write(left[:PIECE_BYTES])
+        digest.update(left[:written])
+        left = left[written:]
+    return data.nbytes
 
 
 class PartReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 from areal_like.config import ProcessSpec
 from areal_like.device_names import names_gpu
 from areal_like.errors import PolicyDiverged, UserError
+from areal_like.plain_folder import plain_until_exit
 from areal_like.process import freeze_heap
 from areal_like.weights.adapter import AdapterInfo
 from areal_like.weights.payload_layout import TensorBytes
@@ -158,15 +159,17 @@ class Training:
         if resumed is not None:
             checkpoint.verify(resumed, share=spec.rank, num_shares=spec.num_ranks)
             state = checkpoint.read_state(resumed)
-            check_kind(resumed, self.settings.lora)
+            plain = plain_until_exit(resumed)
+            self.spec = spec.model_copy(update={"resume_from": str(plain)})
+            check_kind(plain, self.settings.lora)
             if self.settings.lora is None:
-                check_architecture(resumed, self._source)
-                self._source = resumed
-            self._critic_folder = resumed if state.version > 0 else None
+                check_architecture(plain, self._source)
+                self._source = plain
+            self._critic_folder = plain if state.version > 0 else None
         self._build()
         if state is not None:
             assert resumed is not None
-            self._restore(resumed, state)
+            self._restore(plain, state, resumed)
         else:
             self.version = 0
         if self._adapter_check is not None:
@@ -276,8 +279,9 @@ class Training:
         """The transformers model; with several ranks its parameters may be sharded."""
         return self.policy.model
 
-    def _restore(self, folder: Path, state: CheckpointState) -> None:
-        restore_training_state(folder, self.policy)
+    def _restore(self, plain: Path, state: CheckpointState, folder: Path) -> None:
+        """Restore a checkpoint. plain: its folder, or a decrypted copy of it."""
+        restore_training_state(plain, self.policy)
         if self._critic is not None and self._critic_folder is not None:
             restore_critic_moments(self._critic_folder, self._critic.backend)
         restore_generators(state.generators)

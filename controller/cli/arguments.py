@@ -25,8 +25,8 @@ from controller.dashboard.arguments import add_dashboard
 from controller.simulate.arguments import add_simulate
 
 RUN_COMMANDS = (
-    "status", "logs", "stop", "drain", "add", "checkpoint", "export", "import", "ps", "samples", "report", "compare",
-    "verify", "blame", "lineage", "note", "doctor", "simulate", "worker",
+    "status", "logs", "stop", "drain", "add", "checkpoint", "export", "import", "decrypt", "ps", "samples", "report",
+    "compare", "verify", "blame", "lineage", "note", "doctor", "simulate", "worker",
 )  # fmt: skip
 """Commands that look at runs or at the machine; the others run something."""
 
@@ -40,7 +40,7 @@ _TOP_EPILOG = """\
   a job         init, train, resume, validate, probe, sft, dpo, reward-model, eval, simulate
   its runs      ps, status, logs, stop, drain, add, worker, checkpoint, export, samples, report, compare,
                 verify, blame, lineage, replay, whatif, capsule, dashboard
-  no run        data, serve, score, import, mcp
+  no run        data, serve, score, import, decrypt, mcp
   this machine  doctor
 
 For help on a command: areal-like COMMAND --help
@@ -360,6 +360,10 @@ def _add_reports(commands: Any) -> None:
         "and staleness. A run writes them when it ends; this command works at any time.",
     )  # fmt: skip
     report.add_argument("run", metavar="RUN", help=_RUN_HELP)
+    report.add_argument(
+        "--out", default="", metavar="FOLDER",
+        help="folder for the page and the picture (default: the run's folder; required for an encrypted run)",
+    )  # fmt: skip
     compare = _command(
         commands, "compare", "compare runs side by side in a table and a plot", "",
         "Print a table that compares several runs side by side, and write an HTML page and a plot of the comparison.",

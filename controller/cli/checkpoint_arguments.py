@@ -31,6 +31,13 @@ the token of `hf auth login`.
 Weights keep their dtype, and every bit, unless --dtype is set, which rounds to nearest. Checkpoints of a run are
 float32; imported checkpoints have the dtype of their model. The last policy of a finished run is also in RUN/final.
 """
+_DECRYPT_EPILOG = """\
+examples:
+  areal-like decrypt runs/quickstart/final model/
+
+The key is read from where the run's configuration says, or from the file named in AREAL_LIKE_ENCRYPTION_KEY_FILE. The
+copy is no longer protected: write it to a file system that is encrypted or in memory. See docs/encryption.md.
+"""
 _IMPORT_EPILOG = """\
 examples:
   areal-like import my-model/ start/
@@ -82,7 +89,14 @@ def add_checkpoints(
     export.add_argument(
         "--push-to-hub", metavar="REPO", help="also upload the folder to this repository on the Hugging Face Hub"
     )
+    export.add_argument("--decrypt", action="store_true", help="of an encrypted run: write the weights in the clear")
     export.add_argument("--public", action="store_true", help="make the repository public if this command creates it")
+    decrypting = command(
+        commands, "decrypt", "write an encrypted model in the clear", _DECRYPT_EPILOG,
+        "Copy a model that was exported from an encrypted run to a new folder, with weights in the clear.",
+    )  # fmt: skip
+    decrypting.add_argument("source", metavar="FOLDER", help="an exported model, such as RUN/final")
+    decrypting.add_argument("out", metavar="OUT", help="a new folder")
     importing = command(
         commands, "import", "convert a Hugging Face folder to a checkpoint", _IMPORT_EPILOG,
         "Convert a Hugging Face folder to a checkpoint (version 0, no optimizer state).",

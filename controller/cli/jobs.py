@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Coroutine, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,10 @@ from rich.console import Console
 
 from areal_like import __version__
 from areal_like.config import dump_yaml
+from areal_like.encryption.files import read_text, write_text
+from areal_like.encryption.run_key import check_key, encrypt_folder, run_key_of
 from areal_like.errors import UserError
+from areal_like.plain_folder import protect_process
 from areal_like.process import private_files
 from controller.config.earlier_versions import upgrade
 from controller.config.launchers import launcher_of
@@ -111,6 +115,8 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
         )
     if (home := Path(state.get("started_in", "."))).is_dir():
         os.chdir(home)
+    if run_key_of(folder.root) is not None:
+        protect_process(folder.root)
     # Prepared models are next to the run, even if the folder of runs was moved.
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
     if past_early_stop or state.get("past_early_stop"):
@@ -179,8 +185,9 @@ def read_config(folder: RunFolder) -> RunConfig:
     """Read the resolved configuration of a run, also of a run that an earlier version started. Raises UserError if it
     is damaged.
     """
+    check_key(folder.root)
     try:
-        data = yaml.safe_load(folder.config.read_text())
+        data = yaml.safe_load(read_text(folder.config))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(
             f"the file cannot be read ({error})",
@@ -216,9 +223,16 @@ def new_folder(
         UserError: the folder cannot be created.
     """
     folder = RunFolder.create(Path(config.runs_dir).expanduser(), name)
+    if isinstance(config, RunConfig) and config.encryption is not None:
+        try:
+            encrypt_folder(folder.root, config.encryption)
+        except UserError:
+            shutil.rmtree(folder.root)
+            raise
+        protect_process(folder.root)
     if isinstance(config, RunConfig) and (config.notes or config.tags):
         write_notes(folder.root, config.notes, config.tags)
-    folder.config.write_text((f"# resolved from {source}\n" if source else "") + dump_yaml(config))
+    write_text(folder.config, (f"# resolved from {source}\n" if source else "") + dump_yaml(config))
     folder.write_state(
         "running", command=command, started_in=str(Path.cwd()), data=dict(data), **facts, **_environment()
     )

@@ -14,8 +14,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from controller.doctor.supported_versions import _installed, python_fault, torch_fault
+
+if TYPE_CHECKING:
+    from controller.config.loading import Loaded
+    from controller.config.run_config import RunConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,12 +143,20 @@ def _run_config(arguments: argparse.Namespace) -> int:
     if _is_offline(arguments):
         return _run_offline(arguments)
 
-    from controller.cli.machine import look_at_machine
+    from controller.cli.encrypted_model import opened_model
     from controller.config.loading import load_config
 
     loaded = load_config(arguments.config, arguments.overrides)
     if getattr(arguments, "slices", False) and not loaded.config.eval.slices:
         loaded = load_config(arguments.config, [*arguments.overrides, "eval.slices=[auto]"])
+    with opened_model(loaded, command) as opened:
+        return _run_loaded(arguments, opened)
+
+
+def _run_loaded(arguments: argparse.Namespace, loaded: Loaded[RunConfig]) -> int:
+    from controller.cli.machine import look_at_machine
+
+    command = arguments.command
     found = look_at_machine(loaded, command)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -23,7 +23,8 @@ A config is YAML. On the command line `key.path=value` overrides one key; entrie
 
 Commands that take a CONFIG, which may be followed by overrides: `areal-like train`, `validate`, `probe`, `sft`, `dpo`,
 `reward-model`, `eval`. Those that take a RUN: `resume`, `status`, `logs`, `stop`, `drain`, `add`, `checkpoint`,
-`export`, `samples`, `report`, `compare`. Those that take neither: `init`, `ps`, `import`, `doctor`, `reference`.
+`export`, `samples`, `report`, `compare`. Those that take neither: `init`, `ps`, `import`, `decrypt`, `doctor`,
+`reference`.
 `areal-like COMMAND --help` explains each. `sft`, `dpo`, `reward-model` and `validate` take a config that trains from
 files: its keys are at the end.
 """

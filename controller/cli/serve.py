@@ -24,7 +24,10 @@ import pydantic
 import yaml
 
 from areal_like.device_names import names_gpu
+from areal_like.encryption.files import read_text
+from areal_like.encryption.run_key import check_key, encrypted_root
 from areal_like.errors import OperationError, UserError
+from areal_like.plain_folder import decrypt_folder, is_encrypted_model, use_memory_for_scratch
 from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.serve_files import UNNAMED_MODEL, ServeSpec
 from areal_like.settings import DType
@@ -80,6 +83,8 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
         what = "the model's tokenizer has no chat template, which is required for the messages of clients"
         raise UserError(what, where=arguments.model, remedy="choose a model with a chat template")
     adapters = adapters_of(arguments.adapter, arguments.name or found.name)
+    if encrypted_root(Path(found.model or found.checkpoint or "")) is not None:
+        use_memory_for_scratch()
     place = Path(tempfile.gettempdir())
     sweep_dead(place, FOLDER_PREFIX)
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place))
@@ -110,8 +115,13 @@ def prepare(
     dtype: DType = arguments.dtype or ("bfloat16" if names_gpu(arguments.device) else "float32")
     if found.checkpoint is not None:
         model = str(folder / "exported")
-        export_checkpoint(found.checkpoint, Path(model), None, None)
+        export_checkpoint(found.checkpoint, Path(model), None, None, is_decrypted=True)
     assert model is not None
+    if is_encrypted_model(Path(model)):
+        plain = folder / "decrypted"
+        plain.mkdir()
+        decrypt_folder(Path(model), plain)
+        model = str(plain)
     weights = model_folder.tensor_shapes(model) if adapters else {}
     for adapter in adapters.values() if weights else ():  # of a model of the hub it is checked by the engine
         if (problem := base_problem(adapter, weights)) is not None:
@@ -144,7 +154,7 @@ def find(source: str, version: int | None) -> Found:
             "--version can only be used with a run", where="--version", remedy="remove --version, or specify the run"
         )
     if is_model:
-        model_folder.check_weights(folder)
+        _check_weights(folder)
         return Found(name, str(folder.resolve()), None, {})
     if is_checkpoint(folder):
         return Found(name, None, folder.resolve(), {})
@@ -159,9 +169,17 @@ def find(source: str, version: int | None) -> Found:
         ) from error
     facts = _facts(run)
     if version is None and (run.final / "config.json").is_file():
-        model_folder.check_weights(run.final)
+        _check_weights(run.final)
         return Found(run.name, str(run.final), None, facts)
     return Found(run.name, None, checkpoint_of(source, version), facts)
+
+
+def _check_weights(folder: Path) -> None:
+    """Check the files of a model, or the key of an encrypted one. Raises UserError."""
+    if is_encrypted_model(folder):
+        check_key(folder)
+    else:
+        model_folder.check_weights(folder)
 
 
 def adapters_of(given: Sequence[tuple[str, str]], model: str) -> dict[str, AdapterFolder]:
@@ -247,7 +265,7 @@ def _is_ipv4(host: str) -> bool:
 
 def _facts(run: RunFolder) -> Mapping[str, Any]:
     try:
-        loaded = yaml.safe_load(run.config.read_text("utf-8"))
+        loaded = yaml.safe_load(read_text(run.config))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return loaded if isinstance(loaded, dict) else {}

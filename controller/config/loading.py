@@ -20,6 +20,8 @@ from typing import Any, Generic, TypeVar
 
 import pydantic
 
+from areal_like.encryption.files import read_text
+from areal_like.encryption.run_key import encrypted_root
 from areal_like.errors import UserError
 from areal_like.regular_file import check_regular
 from areal_like.settings import Settings
@@ -223,7 +225,7 @@ def _shipped_text(name: str, path: Path | None = None) -> str:
 def _read(path: Path) -> str:
     check_regular(path, max_bytes=MAX_CONFIG_BYTES)
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig") if encrypted_root(path) is None else read_text(path)
     except OSError as error:
         raise UserError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
     except UnicodeDecodeError as error:

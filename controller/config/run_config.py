@@ -16,6 +16,7 @@ from areal_like import limits
 from areal_like.config import ModelSettings, SamplingSettings, StalenessSettings, number_as_text
 from areal_like.device_names import AUTO, index_of, resolved
 from areal_like.emulation.settings import EmulationSettings
+from areal_like.encryption.settings import EncryptionSettings
 from areal_like.settings import Settings
 from areal_like.staleness import MODE_STALENESS, Mode
 from areal_like.weights.registry import BETWEEN_HOSTS
@@ -289,6 +290,8 @@ class RunConfig(Settings):
     """The ledger, the run's persistent record."""
     metrics: MetricsSettings = MetricsSettings()
     """Metrics, trace and display."""
+    encryption: EncryptionSettings | None = None
+    """Encrypt the data of the run at rest (docs/encryption.md); null: only access rights of the files protect it."""
     callbacks: tuple[str, ...] = ()
     """Your own classes as `module:CLASS`, which receive the metric rows of the run and may add numbers; see
     docs/extending.md."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from areal_like.encryption.texts import Texts
+
 CHUNK_BYTES = 4 << 20
 """Bytes of one read; a file of an old run may have hundreds of megabytes."""
 
@@ -25,6 +27,7 @@ class JsonlTail:
     _offset: int = 0
     _inode: int = -1
     _decoder: Any = field(default_factory=msgspec.json.Decoder)
+    _texts: Texts = field(default_factory=lambda: Texts(None))
 
     def read(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the rows since the last call, and whether the file was restarted, which invalidates earlier rows.
@@ -32,6 +35,7 @@ class JsonlTail:
         A missing file has no rows. Raises OSError if the file cannot be read.
         """
         rows: list[dict[str, Any]] = []
+        self._texts = Texts.to_show(self.path)
         try:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -62,7 +66,7 @@ class JsonlTail:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 row = None
             if isinstance(row, dict) and isinstance(row.get("kind"), str):
-                rows.append(row)
+                rows.append(self._texts.opened_row(row))
             else:
                 self.num_damaged += 1
         self._offset += end

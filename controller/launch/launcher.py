@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from areal_like.encryption.texts import Texts
 from areal_like.errors import OperationError
 from controller.launch import processor
 from controller.launch.pids import LocalPid
@@ -93,7 +94,7 @@ def tail_of(log_path: Path, num_lines: int = 15, *, start: int = 0) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return "\n".join(lines[-num_lines:])
+    return Texts.to_show(log_path).opened_in("log", "\n".join(lines[-num_lines:]))
 
 
 class Launcher(ABC):

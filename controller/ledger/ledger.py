@@ -24,6 +24,7 @@ from types import TracebackType
 import msgspec
 
 from areal_like.durable import flush_to_disk
+from areal_like.encryption.texts import Texts
 from areal_like.errors import LedgerError, UserError
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.turn_checkpoint import TurnCheckpoint
@@ -128,6 +129,7 @@ class Ledger:
                 flush_to_disk(run_dir)
             (used,) = self._db.execute("SELECT COALESCE(MAX(CAST(file AS INTEGER)), 0) FROM digests").fetchone()
             self._segments = SegmentStore(run_dir / SEGMENT_FOLDER, segment_bytes=segment_bytes, fsync=fsync, used=used)
+            self._texts = Texts.to_write(run_dir)
             self._check_segments()
             (self._seq,) = self._db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'seq'").fetchone()
             self._last_digest = _last_digest(self._db, self._path)
@@ -153,7 +155,7 @@ class Ledger:
         """
         if not entries:
             return
-        burst = Burst(self._seq, self._segments)
+        burst = Burst(self._seq, self._segments, self._texts)
         try:
             for entry in entries:
                 burst.add(entry)

@@ -6,11 +6,16 @@ ledger.py.
 A record is written before the row that refers to it is committed. After kill -9 a row therefore never refers to missing
 bytes, and bytes without a row are never read. A new session always starts a new file.
 Record: magic "ALS1", crc32 (u32), length (u32), payload (msgpack of dtype-fixed raw arrays), all little-endian.
+
+In an encrypted run a file begins with a header, the magic is "ALS2", and the payload is encrypted
+(areal_like/encryption/record_cipher.py); crc32 and length are of the stored bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
 import re
 import struct
@@ -23,13 +28,16 @@ import msgspec
 import numpy as np
 
 from areal_like.durable import flush_to_disk
+from areal_like.encryption import record_cipher
+from areal_like.encryption.record_cipher import RecordCipher, WrongRecord
+from areal_like.encryption.run_key import MARKER, RunKey, run_key_of
 from areal_like.errors import LedgerError
 from areal_like.token_source import TokenSource
 from areal_like.trajectory import EXPERT_TYPES, FinishReason, Segment, Trajectory
 from areal_like.turn_checkpoint import TurnCheckpoint
 
 HEADER = struct.Struct("<4sII")
-MAGIC = b"ALS1"
+MAGIC, SEALED_MAGIC = b"ALS1", b"ALS2"
 MAX_IOVEC = 512
 SCRUB_BYTES = 1 << 20
 
@@ -192,9 +200,16 @@ class SegmentStore:
     def __init__(self, folder: Path, *, segment_bytes: int, fsync: bool, used: int = 0) -> None:
         """folder: created with the first record. used: the highest number of an earlier file, which is not used again
         after it was purged.
+
+        Raises UserError if the run is encrypted and its key is missing or another one.
         """
         self._folder, self._segment_bytes, self._fsync = folder, segment_bytes, fsync
         self._number = max([used, *self.sizes()])
+        self._key: RunKey | None = run_key_of(folder)
+        self._cipher: RecordCipher | None = None
+        """Of the file being written."""
+        self._ciphers: dict[int, RecordCipher] = {}
+        """Of the files that are open for reading."""
         self._fd: int | None = None
         self._end = 0
         self._buffers: list[bytes] = []
@@ -226,8 +241,11 @@ class SegmentStore:
         if self._fd is None or self._end + self._buffered >= self._segment_bytes:
             self.flush()
             self._roll()
-        location = Location(self._number, self._end + self._buffered, HEADER.size + len(payload))
-        self._buffers += (HEADER.pack(MAGIC, zlib.crc32(payload), len(payload)), payload)
+        offset = self._end + self._buffered
+        if self._cipher is not None:
+            payload = self._cipher.sealed(payload, offset)
+        location = Location(self._number, offset, HEADER.size + len(payload))
+        self._buffers += (HEADER.pack(self._magic, zlib.crc32(payload), len(payload)), payload)
         self._buffered += location.size
         return location
 
@@ -258,7 +276,12 @@ class SegmentStore:
         number = self._number + 1
         self._folder.mkdir(exist_ok=True)
         self._fd = os.open(self.path(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        self._number, self._end = number, 0
+        self._number, self._end, self._cipher = number, 0, None
+        if self._key is not None:
+            self._cipher, header = RecordCipher.create(self._key, number)
+            self._end = os.write(self._fd, header)
+            if self._end != len(header):
+                raise OSError(errno.ENOSPC, "the header could not be written", str(self.path(number)))
         if self._fsync:
             flush_to_disk(self._folder)  # fsync of a new file does not make its name survive power loss
 
@@ -275,7 +298,9 @@ class SegmentStore:
         try:
             if location.file not in self._readers:
                 if len(self._readers) >= 64:
-                    os.close(self._readers.pop(next(iter(self._readers))))
+                    oldest = next(iter(self._readers))
+                    os.close(self._readers.pop(oldest))
+                    self._ciphers.pop(oldest, None)
                 self._readers[location.file] = os.open(self.path(location.file), os.O_RDONLY)
             reader = self._readers[location.file]
             is_inside = location.offset + location.size <= os.fstat(reader).st_size  # a damaged size may be any
@@ -286,9 +311,31 @@ class SegmentStore:
             raise LedgerError(f"{where}: the file is truncated; restore it from a backup, or start a new run")
         magic, checksum, length = HEADER.unpack_from(record)
         payload = record[HEADER.size :]
-        if magic != MAGIC or length != len(payload) or zlib.crc32(payload) != checksum:
+        if magic == SEALED_MAGIC and self._key is None:
+            raise LedgerError(
+                f"{where}: the record is encrypted, but the {MARKER} of the run is missing; restore it from a backup"
+            )
+        if magic != self._magic or length != len(payload) or zlib.crc32(payload) != checksum:
             raise LedgerError(f"{where}: the record is damaged; restore the file from a backup, or start a new run")
-        return payload
+        return payload if self._key is None else self._opened(payload, location, self._key, where)
+
+    def _opened(self, payload: bytes, location: Location, key: RunKey, where: str) -> bytes:
+        """Decrypt a record. Raises LedgerError."""
+        try:
+            if location.file not in self._ciphers:
+                header = os.pread(self._readers[location.file], record_cipher.HEADER.size, 0)
+                self._ciphers[location.file] = RecordCipher.of(key, location.file, header)
+            return self._ciphers[location.file].opened(payload, location.offset)
+        except WrongRecord as error:
+            raise LedgerError(f"{where}: {error}; restore the file from a backup, or start a new run") from error
+
+    @property
+    def _magic(self) -> bytes:
+        return MAGIC if self._key is None else SEALED_MAGIC
+
+    def digest(self, payload: bytes) -> bytes:
+        """Digest of a payload for the ledger, 32 bytes: SHA-256, or in an encrypted run a keyed one."""
+        return hashlib.sha256(payload).digest() if self._key is None else self._key.digest(payload)
 
     def scrub(self, number: int, kept: Iterable[tuple[int, int]]) -> int:
         """Overwrite all bytes of a file with zeros, but those of records that are still needed, and flush it.
@@ -306,8 +353,9 @@ class SegmentStore:
         assert number != self.writing
         num_bytes, place = 0, 0
         with self.path(number).open("r+b") as file:
+            header = [] if self._key is None else [(0, record_cipher.HEADER.size)]
             end = file.seek(0, os.SEEK_END)
-            for offset, size in [*sorted(kept), (end, 0)]:
+            for offset, size in [*header, *sorted(kept), (end, 0)]:
                 while place < min(offset, end):  # a damaged file may end before a record
                     file.seek(place)
                     old = file.read(min(SCRUB_BYTES, offset - place))
@@ -323,6 +371,7 @@ class SegmentStore:
     def delete(self, number: int) -> int:
         """Delete a file that no row refers to; return its size."""
         assert number != self.writing
+        self._ciphers.pop(number, None)
         if (reader := self._readers.pop(number, None)) is not None:
             os.close(reader)
         path = self.path(number)
@@ -336,3 +385,4 @@ class SegmentStore:
         for reader in self._readers.values():
             os.close(reader)
         self._readers.clear()
+        self._ciphers.clear()

@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 from pydantic import ValidationError
 
+from areal_like.encryption.files import read_text
 from areal_like.token_source import trained_models
 from areal_like.trajectory import Trajectory
 from controller.config.run_config import CalledModelSettings
@@ -28,7 +29,7 @@ class DeclaredModels(NamedTuple):
 def declared_models(run_dir: Path) -> DeclaredModels:
     """Models declared in a run's config.yaml; None if it declares no models, or cannot be read."""
     try:
-        rollout = yaml.safe_load((run_dir / "config.yaml").read_text("utf-8"))["rollout"]
+        rollout = yaml.safe_load(read_text(run_dir / "config.yaml"))["rollout"]
         models = [CalledModelSettings.model_validate(one) for one in rollout.get("models") or ()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError, ValidationError):
         models = []

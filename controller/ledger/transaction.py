@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from areal_like.encryption.texts import Texts
 from areal_like.trajectory import Segment, Trajectory
 from areal_like.turn_checkpoint import TurnCheckpoint
 from areal_like.verdict import Verdict
@@ -27,7 +28,7 @@ from controller.coordinator.effects import (
     StoreFinished,
     StorePartial,
 )
-from controller.ledger.digests import FactKind, fact_digest, policy_digest, read_fact, sha256
+from controller.ledger.digests import ERASED, FactKind, fact_digest, policy_digest, read_fact
 from controller.ledger.schema import encode_groups
 from controller.ledger.segment_store import SegmentStore, pack_sample, pack_segment
 
@@ -65,9 +66,11 @@ class _NewFact(NamedTuple):
 class Burst:
     """The rows of one transaction, collected so that each statement runs once."""
 
-    def __init__(self, seq: int, segments: SegmentStore) -> None:
+    def __init__(self, seq: int, segments: SegmentStore, texts: Texts) -> None:
+        """texts: encrypts reasons and other words, which may quote prompts and answers, if the run is encrypted."""
         self.seq = seq
         self._segments = segments
+        self._sealed = texts.sealed
         self._rows: dict[str, list[tuple[Any, ...]]] = {statement: [] for statement in _STATEMENTS}
         self._facts: list[_NewFact] = []
 
@@ -89,7 +92,8 @@ class Burst:
                 if effect.draws:
                     self._add_fact("skips", *((skip.draw,) for skip in effect.draws))
             case DropGroup():
-                self._put("end", "dropped", effect.reason, effect.detail, self.seq, effect.group_id)
+                detail = self._sealed("detail", effect.detail)
+                self._put("end", "dropped", effect.reason, detail, self.seq, effect.group_id)
                 self._put("cut", effect.group_id)
                 self._put("forget_group", effect.group_id)
                 self._add_fact("end", (effect.group_id,))
@@ -112,13 +116,14 @@ class Burst:
                 self._put("eval", self.seq, effect.version, effect.lineage, effect.kind, blob)
                 self._add_fact("evaluation")
             case RecordIncident():
-                self._put("incident", self.seq, effect.kind, effect.text)
+                text = effect.text if effect.kind == ERASED else self._sealed("text", effect.text)
+                self._put("incident", self.seq, effect.kind, text)
                 self._add_fact("incident")
             case RecordLineage():
                 *facts, trainer_died = msgspec.structs.astuple(effect)
                 self._put("lineage", self.seq, *facts)
                 if trainer_died:
-                    self._put("trainer_restart", self.seq, effect.lineage, trainer_died)
+                    self._put("trainer_restart", self.seq, effect.lineage, self._sealed("reason", trainer_died))
                 self._add_fact("lineage")
             case _:
                 raise AssertionError(f"this effect cannot be stored in the ledger: {effect!r}")
@@ -147,7 +152,7 @@ class Burst:
         assert verdict is not None, "StoreFinished needs its verdict"
         facts: dict[str, Any] = {
             "components": verdict.components,
-            "reason": verdict.reason,
+            "reason": self._sealed("reason", verdict.reason),
             "timings": entry.timings,
             "finish_reason": entry.trajectories[0].finish_reason,
             "scorer": verdict.scorer,
@@ -168,7 +173,9 @@ class Burst:
             msgspec.json.encode(facts), *place,
         )  # fmt: skip
         self._put("forget_partial", outcome.group_id, outcome.sample_index)
-        self._add_fact("sample", (outcome.group_id, outcome.sample_index), content=sha256(payload), file=place.file)
+        self._add_fact(
+            "sample", (outcome.group_id, outcome.sample_index), content=self._segments.digest(payload), file=place.file
+        )
 
     def write(self, db: sqlite3.Connection, last_digest: bytes) -> bytes:
         """Write the rows and the digests of their facts. last_digest: that of the fact before; returns the newest."""

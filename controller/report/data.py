@@ -23,6 +23,8 @@ import msgspec
 import numpy as np
 import yaml
 
+from areal_like.encryption.files import read_bytes
+from areal_like.encryption.texts import Texts
 from areal_like.errors import UserError
 from controller.ledger.sample_reader import SampleStats, Unreadable, read_samples
 from controller.run_folder.owner_host import Whereabouts, whereabouts
@@ -215,7 +217,7 @@ def read_settings(folder: RunFolder, problems: list[str]) -> Row:
     """The resolved configuration as plain YAML; {} if it is missing or damaged, which is added to `problems`."""
     name = folder.config.name
     try:
-        found = yaml.safe_load(folder.config.read_bytes())
+        found = yaml.safe_load(read_bytes(folder.config))
     except FileNotFoundError:
         problems.append(f"{name} is missing")
         return {}
@@ -234,6 +236,7 @@ def read_settings(folder: RunFolder, problems: list[str]) -> Row:
 def _metrics(folder: RunFolder, problems: list[str], *, is_running: bool) -> dict[str, list[Row]]:
     """Rows by kind. An incomplete last line is normal while the run is in progress."""
     rows: dict[str, list[Row]] = {kind: [] for kind in KINDS}
+    texts = Texts.to_show(folder.root)
     try:
         *lines, rest = folder.metrics.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -258,7 +261,7 @@ def _metrics(folder: RunFolder, problems: list[str], *, is_running: bool) -> dic
         if not isinstance(kind, str):
             damaged += 1
         elif kind in KINDS:
-            rows[kind].append(row)
+            rows[kind].append(texts.opened_row(row))
         else:
             strange[kind[:40]] += 1
     if damaged:
@@ -287,7 +290,7 @@ def _whereabouts(folder: RunFolder, state: Row) -> Whereabouts | None:
 def _weight_dir(folder: RunFolder) -> str:
     """The weight folder from the trainer's settings; empty if the file is missing or incomplete."""
     try:
-        spec = json.loads((folder.processes / "trainer.json").read_bytes())
+        spec = json.loads(read_bytes(folder.processes / "trainer.json"))
     except (OSError, ValueError, RecursionError):
         return ""
     return str(spec.get("weight_dir", "")) if isinstance(spec, dict) else ""

@@ -18,13 +18,16 @@ from typing import Any
 
 import msgspec
 
+from areal_like.encryption.files import read_bytes
+from areal_like.encryption.run_key import encrypted_root
+from areal_like.errors import UserError
 from controller.report import colours, offline_charts, overview
 from controller.report.answers import AnswerPair, held_out_answers
 from controller.report.charts import Axis, Chart, Section, Series, number, tidy, time_unit
 from controller.report.data import RunData
 from controller.report.diagnosis import diagnose
 from controller.report.drawn import comparison
-from controller.report.files import replace_file
+from controller.report.files import make_folder, replace_file
 from controller.report.finding import Finding
 from controller.report.picture import run_sheet, save
 from controller.report.run_charts import sections
@@ -53,8 +56,10 @@ def write_report(folder: RunFolder) -> Path:
     return draw_report(folder)[0]
 
 
-def draw_report(folder: RunFolder, answer_pairs: Sequence[AnswerPair] = ()) -> tuple[Path, list[Finding]]:
-    """Write report.html and report.png into the run folder; return the page's path and its findings.
+def draw_report(
+    folder: RunFolder, answer_pairs: Sequence[AnswerPair] = (), out: Path | None = None
+) -> tuple[Path, list[Finding]]:
+    """Write report.html and report.png into `out`, else the run folder; return the page's path and its findings.
 
     May be called from any thread, during the run or after it. `answer_pairs`: training answers to show. Raises
     UserError if the folder contains nothing that can be read, if it cannot be written to, or if matplotlib is not
@@ -64,13 +69,19 @@ def draw_report(folder: RunFolder, answer_pairs: Sequence[AnswerPair] = ()) -> t
     is_offline = is_from_files(data.state)
     found = offline_charts.sections(data) if is_offline else sections(data)
     timeline, findings = read_timeline(data), diagnose(data)
-    path = folder.root / PAGE
+    if out is None and encrypted_root(folder.root) is not None:
+        what = "the report contains texts of the run in the clear, and the run is encrypted"
+        raise UserError(what, where=str(folder.root), remedy="choose a folder for the report with --out FOLDER")
+    target = out or folder.root
+    if out is not None:
+        make_folder(out)
+    path = target / PAGE
     write_page(path, run_page(data, findings, found, timeline, answer_pairs))
     if is_offline:
         picture = run_sheet(data, findings, found, None, offline_charts.order(found))
     else:
         picture = run_sheet(data, findings, found, timeline)
-    save(picture, folder.root / PICTURE)
+    save(picture, target / PICTURE)
     return path, findings
 
 
@@ -260,7 +271,6 @@ def chart_classes(found: Sequence[Section]) -> dict[str, str]:
 
 def _config_text(folder: RunFolder) -> str:
     try:
-        with folder.config.open("rb") as file:
-            return overview.text(file.read(MAX_CONFIG_CHARS).decode(errors="replace"), MAX_CONFIG_CHARS)
-    except OSError:
+        return overview.text(read_bytes(folder.config).decode(errors="replace"), MAX_CONFIG_CHARS)
+    except (OSError, UserError):
         return ""

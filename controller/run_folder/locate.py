@@ -9,6 +9,7 @@ import difflib
 import sys
 from pathlib import Path
 
+from areal_like.encryption.run_key import check_key
 from areal_like.errors import UserError
 from controller.run_folder import registry
 from controller.run_folder.run_folder import DamagedState, RunFolder
@@ -34,6 +35,15 @@ def find_run_to_read(text: str) -> RunFolder:
         folder.read_state()
     except DamagedState as error:
         print(f"note: {error.where}: {error.what}; continuing with the other files of the run", file=sys.stderr)
+    return folder
+
+
+def find_run_for_content(text: str) -> RunFolder:
+    """As `find_run_to_read`, for commands that show or check content. Raises UserError also if the run is encrypted and
+    the key is missing or another one.
+    """
+    folder = find_run_to_read(text)
+    check_key(folder.root)
     return folder
 
 

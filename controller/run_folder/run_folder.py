@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
+from areal_like.encryption.texts import PREFIX, Texts
 from areal_like.errors import UserError
 from areal_like.process import boot_id, is_same_process, user_umask
 from controller.run_folder.spare_file import replace_with_reserve
@@ -228,7 +229,10 @@ class RunFolder:
                 where=str(self.root),
                 remedy="update areal_like",
             )
-        return {key: value for key, value in state.items() if key not in misfits(state)}
+        kept = {key: value for key, value in state.items() if key not in misfits(state)}
+        if str(kept.get("reason", "")).startswith(PREFIX):
+            kept["reason"] = Texts.to_show(self.root).opened("reason", kept["reason"])
+        return kept
 
     def write_state(self, status: Status, **more: Any) -> None:
         """Replace the status file atomically, also on a full disk; existing keys are kept unless given.
@@ -252,6 +256,8 @@ class RunFolder:
             "reason": "",
             **more,
         }
+        if state["reason"]:
+            state["reason"] = Texts.to_write(self.root).sealed("reason", str(state["reason"]))
         replace_with_reserve(self.state, json.dumps(state, indent=1).encode())
 
     def refuse_if_running(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal_like.encryption.files import read_bytes, write_text
 from areal_like.errors import UserError
 from areal_like.plain_text import one_line
 
@@ -35,8 +36,7 @@ class RunNotes:
 def read_notes(root: Path) -> RunNotes:
     """Read the notes of a run; empty if the file is missing or damaged."""
     try:
-        with (root / NOTES_FILE).open("rb") as file:
-            found = json.loads(file.read(8 * MAX_NOTES_CHARS))
+        found = json.loads(read_bytes(root / NOTES_FILE)[: 8 * MAX_NOTES_CHARS])
         notes, tags = found.get("notes", ""), found.get("tags", [])
     except (OSError, ValueError, AttributeError):
         return RunNotes()
@@ -63,7 +63,8 @@ def write_notes(root: Path, notes: str, tags: Sequence[str]) -> RunNotes:
         raise UserError(what, where=str(path), remedy=remedy)
     fresh = path.with_suffix(".tmp")
     try:
-        fresh.write_text(json.dumps({"notes": made.notes, "tags": list(made.tags)}, ensure_ascii=False, indent=1))
+        text = json.dumps({"notes": made.notes, "tags": list(made.tags)}, ensure_ascii=False, indent=1)
+        write_text(fresh, text, renamed_to=path)
         fresh.replace(path)
     except OSError as error:
         raise UserError(

@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from areal_like.encryption.run_key import encrypted_root
 from areal_like.errors import UserError
 
 
@@ -92,7 +93,14 @@ def _export(arguments: argparse.Namespace) -> int:
     return export(
         arguments.source, arguments.out, version=arguments.version, best=arguments.best, dtype=arguments.dtype,
         lora=arguments.lora, repository=arguments.push_to_hub, is_public=arguments.public,
+        is_decrypted=arguments.decrypt,
     )  # fmt: skip
+
+
+def _decrypt(arguments: argparse.Namespace) -> int:
+    from controller.runs.convert import decrypt
+
+    return decrypt(arguments.source, arguments.out)
 
 
 def _import(arguments: argparse.Namespace) -> int:
@@ -129,12 +137,12 @@ def _lineage(arguments: argparse.Namespace) -> int:
 
 
 def _samples(arguments: argparse.Namespace) -> int:
-    from controller.run_folder.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_for_content
 
     if arguments.life is not None:
         from controller.runs.verify.sample_life import print_life
 
-        return print_life(find_run_to_read(arguments.run), *arguments.life)
+        return print_life(find_run_for_content(arguments.run), *arguments.life)
     from controller.runs.sample_rows import Choice, Order
     from controller.runs.samples import DEFAULT_LIMIT, samples
 
@@ -142,28 +150,31 @@ def _samples(arguments: argparse.Namespace) -> int:
     order: Order = "worst" if arguments.worst else "best" if arguments.best else "given" if is_named else "newest"
     limit = DEFAULT_LIMIT[arguments.format] if arguments.limit == -1 else arguments.limit
     choice = Choice(step=arguments.step, group=arguments.group, order=order, limit=limit, grep=arguments.grep)
-    folder = find_run_to_read(arguments.run)
+    folder = find_run_for_content(arguments.run)
     return samples(folder, choice, format=arguments.format, out=arguments.out, is_full=arguments.full)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from controller.run_folder.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_for_content
 
-    folder = find_run_to_read(arguments.run)
+    folder = find_run_for_content(arguments.run)
     from controller.report.page import draw_report
     from controller.runs.answer_pairs import training_answers
     from controller.runs.status_view import printable
 
-    path, findings = draw_report(folder, training_answers(folder))
+    path, findings = draw_report(folder, training_answers(folder), Path(arguments.out) if arguments.out else None)
     print(printable(f"{findings[0].severity}: {findings[0].title}"))
     print(f"report: {path}")
     return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from controller.run_folder.locate import find_run_to_read
+    from controller.run_folder.locate import find_run_for_content
 
-    folders = [find_run_to_read(run) for run in arguments.runs]
+    folders = [find_run_for_content(run) for run in arguments.runs]
+    if not arguments.out and any(encrypted_root(folder.root) is not None for folder in folders):
+        what = "the page contains settings of the runs in the clear, and a run is encrypted"
+        raise UserError(what, where="--out", remedy="choose a folder for the page with --out FOLDER")
     from controller.report.compare import compare
 
     print(compare(folders, Path(arguments.out) if arguments.out else None))
@@ -190,7 +201,7 @@ def _worker(arguments: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "status": _status, "logs": _logs, "stop": _stop, "note": _note, "drain": _drain, "add": _add,
-    "checkpoint": _checkpoint, "export": _export, "import": _import, "ps": _ps,
+    "checkpoint": _checkpoint, "export": _export, "import": _import, "decrypt": _decrypt, "ps": _ps,
     "samples": _samples, "report": _report, "compare": _compare, "doctor": _doctor,
     "simulate": _simulate, "verify": _verify, "blame": _blame, "lineage": _lineage,
     "worker": _worker,

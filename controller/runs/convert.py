@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from areal_like.encryption.run_key import encrypted_root
 from areal_like.errors import UserError
+from areal_like.plain_folder import is_encrypted_model
 from controller.run_folder.exports import EXPORTS_FILE, record_export
 from controller.run_folder.locate import find_run_to_read
 from controller.runs.hub import check_repository, push
@@ -19,6 +21,7 @@ from controller.wiring.checkpoints import (
     checkpoint_identity,
     checkpoint_problem,
     checkpoints_on_disk,
+    decrypt_model,
     export_checkpoint,
     import_folder,
     is_checkpoint,
@@ -35,9 +38,10 @@ def export(
     lora: Literal["merged", "adapter"] | None,
     repository: str | None = None,
     is_public: bool = False,
+    is_decrypted: bool = False,
 ) -> int:
     """Write a checkpoint as a Hugging Face folder, upload it to `repository` of the hub if given, and return the exit
-    status. Raises UserError, OperationError."""
+    status. is_decrypted: write the model of an encrypted run in the clear. Raises UserError, OperationError."""
     if repository is not None:
         check_repository(repository)
     elif is_public:
@@ -46,9 +50,15 @@ def export(
         )
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
-    found = export_checkpoint(folder, target, dtype, lora)
+    is_encrypted = encrypted_root(folder) is not None and not is_decrypted
+    if repository is not None and is_encrypted:
+        what = "the run is encrypted, and a repository with encrypted weights cannot be used"
+        raise UserError(what, where="--push-to-hub", remedy="add --decrypt to upload the model in the clear")
+    found = export_checkpoint(folder, target, dtype, lora, is_decrypted=is_decrypted)
     print(f"{target}: exported {folder.name} of {folder.parent.parent.name} with weights in {found}")
-    for line in serving_words(target):
+    if is_encrypted:
+        print(f"  the weights are encrypted; for other software: areal-like decrypt {target} NEW_FOLDER")
+    for line in () if is_encrypted else serving_words(target):
         print(f"  {line}")
     _record(folder, target)
     if repository is not None:
@@ -74,6 +84,26 @@ def _record(folder: Path, target: Path, repository: str = "") -> None:
             f"note: {root / EXPORTS_FILE} cannot be written ({error.strerror}), so areal-like lineage will not list "
             f"{target}"
         )
+
+
+def decrypt(source: str, out: str) -> int:
+    """Copy an encrypted model folder to a new folder in the clear; return the exit status. Raises UserError,
+    OperationError."""
+    folder, target = Path(source).expanduser(), Path(out).expanduser().resolve()
+    if not folder.is_dir() or not is_encrypted_model(folder):
+        what = "there is no such folder" if not folder.is_dir() else "the folder has no encrypted weights"
+        remedy = "specify a model exported from an encrypted run, such as RUN/final"
+        raise UserError(what, where=source, remedy=remedy)
+    if is_checkpoint(folder):
+        what = "the folder is a checkpoint"
+        raise UserError(what, where=source, remedy=f"run areal-like export {source} {out} --decrypt")
+    if encrypted_root(target) is not None:
+        raise UserError("the folder is within an encrypted one", where=out, remedy="choose a different folder")
+    num_files = decrypt_model(folder, target)
+    print(
+        f"{target}: decrypted {num_files} weight file{'s' * (num_files != 1)}; this folder is not protected by the key"
+    )
+    return 0
 
 
 def best_checkpoint(source: str) -> Path:

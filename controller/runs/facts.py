@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from areal_like.encryption.texts import Texts
 from controller.run_folder.owner_host import Whereabouts, whereabouts, whereabouts_if_known
 from controller.run_folder.run_folder import RunFolder
 
@@ -109,7 +110,7 @@ def read_facts(folder: RunFolder, memory: Memory | None = None, *, whole: bool =
     """
     facts = Facts(folder, whereabouts_if_known(folder) if whole else whereabouts(folder))
     facts.status = _status(folder, facts.problems)
-    facts.summary = _json(folder.summary, facts.problems)
+    facts.summary = Texts.to_show(folder.root).opened_row(_json(folder.summary, facts.problems))
     rows = tail_rows(folder.metrics) if whole else []
     _take_steps(facts, rows)
     facts.accuracy = _accuracy(facts, rows)
@@ -128,6 +129,7 @@ def read_facts(folder: RunFolder, memory: Memory | None = None, *, whole: bool =
 
 def tail_rows(path: Path, max_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     """The last complete records of a JSON Lines file; empty if there is none."""
+    texts = Texts.to_show(path)
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -142,7 +144,7 @@ def tail_rows(path: Path, max_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
         except (msgspec.DecodeError, RecursionError):
             continue
         if isinstance(row, dict):
-            rows.append(row)
+            rows.append(texts.opened_row(row))
     return rows
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from areal_like.encryption.texts import Texts
 from areal_like.errors import UserError
 from controller.run_folder.formatting import printable
 from controller.run_folder.owner_host import whereabouts_if_known
@@ -89,11 +90,13 @@ class LogFile:
         if len(self.rest) >= MAX_LINE_BYTES:
             lines.append(self.rest)
             self.rest = b""
+        texts = Texts.to_show(self.path) if any(b"sealed:" in line for line in lines) else Texts(None)
         for line in lines:
             text = line.decode(errors="replace").rstrip("\r")
             if match := _STAMP.match(text):
                 self.stamp = match[0].replace(".", ",")
-            yield self.stamp, text
+            for part in texts.opened_in("log", text).split("\n"):
+                yield self.stamp, part
 
 
 @dataclass

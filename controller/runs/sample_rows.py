@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from areal_like.encryption.texts import Texts
 from areal_like.errors import LedgerError, UserError
 from controller.ledger.ledger import SEGMENT_FOLDER
 from controller.ledger.read_only import check_schema, open_ledger
@@ -237,14 +238,15 @@ def samples_of(rows: sqlite3.Cursor, folder: RunFolder, text: TokenText) -> Iter
     place = folder.root / SEGMENT_FOLDER
     store = SegmentStore(place, segment_bytes=1, fsync=False) if place.is_dir() else None
     try:
+        words = Texts.to_show(folder.root)
         for row in rows:
-            yield _sample(row, store, text)
+            yield _sample(row, store, text, words)
     finally:
         if store is not None:
             store.close()
 
 
-def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> Sample:
+def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText, words: Texts) -> Sample:
     (
         group_id,
         index,
@@ -286,7 +288,7 @@ def _sample(row: Sequence[Any], store: SegmentStore | None, text: TokenText) -> 
         verdict=verdict,
         reward=value,
         components={str(key): float(part) for key, part in (recorded.get("components") or {}).items()},
-        verdict_reason=str(recorded.get("reason") or ""),
+        verdict_reason=words.opened("reason", str(recorded.get("reason") or "")),
         policy=str(recorded.get("policy") or ""),
         is_kept=bool(is_kept),
         staleness=step - 1 - floor if is_used else None,

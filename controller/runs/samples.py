@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from areal_like.encryption.run_key import encrypted_root
 from areal_like.errors import UserError
 from controller.run_folder.owner_host import whereabouts_if_known
 from controller.run_folder.run_folder import RunFolder, is_from_files
@@ -50,6 +51,9 @@ def samples(
         from controller.runs.sample_page import sample_page
 
         page = sample_page(folder, choice, found, is_full=is_full)
+        if not out and encrypted_root(folder.root) is not None:
+            what = "the page contains texts of the run in the clear, and the run is encrypted"
+            raise UserError(what, where=str(folder.root), remedy="choose a file for the page with --out FILE")
         _deliver(page, out or str(folder.root / "samples.html"), "samples")
     elif format == "jsonl":
         _deliver("".join(f"{line}\n" for line in as_lines(found.samples)), out, "samples")

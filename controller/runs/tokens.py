@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from areal_like.encryption.files import read_text
 from areal_like.errors import first_line
 from areal_like.trajectory import Trajectory
 from controller.run_folder.run_folder import RunFolder
@@ -162,12 +163,12 @@ def tokenizer_folders(folder: RunFolder) -> Iterator[Path]:
     yield folder.root / "model"
     for spec in sorted(folder.processes.glob("*.json")):
         try:
-            model = json.loads(spec.read_text())["model"]
+            model = json.loads(read_text(spec))["model"]
             yield from (Path(model[key]) for key in ("tokenizer", "path") if isinstance(model.get(key), str))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # this process has no model
     try:
-        model = yaml.safe_load(folder.config.read_text())["model"]
+        model = yaml.safe_load(read_text(folder.config))["model"]
         yield from (Path(model[key]).expanduser() for key in ("tokenizer", "path") if isinstance(model.get(key), str))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
         return

@@ -105,7 +105,11 @@ def _summarize(session: OpenSession, result: SessionResult, outcome: Outcome, wa
         return  # a summary of zeros would hide the error
     print_summary(summary, folder.root, console)
     if session.config.metrics.report and not session.is_evaluation and not session.end.is_hurried:
-        console.print(draw_report(folder.root))
+        if session.config.encryption is None:
+            console.print(draw_report(folder.root))
+        else:
+            again = f"areal-like report {folder.root} --out FOLDER"
+            console.print(f"no report was written, because the run is encrypted; to write one: {again}")
     if EXIT_STATUS[outcome.status] == 0 and outcome.error is None and not session.is_evaluation:
         console.print()
         for line in next_steps(summary, folder.root, folder.config):

@@ -220,7 +220,7 @@ class RunSession:
         display, launcher = session.telemetry.display, session.launcher
         preparing = prepare(
             self.config, self.folder, launcher, display,
-            publish_to=published_to, out_dir=self.folder.root / "model" if self.is_evaluation else None,
+            publish_to=published_to, out_dir=storage.evaluated_model(session) if self.is_evaluation else None,
         )  # fmt: skip
         async with self._status_of_preparing(session):
             return await session.signals.unless_asked(preparing)

@@ -15,6 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from areal_like import reaper
+from areal_like.encryption.run_key import encrypted_root
+from areal_like.errors import UserError
+from areal_like.plain_folder import memory_folder
 from areal_like.store_owner import SHARED_MEMORY, claim, sweep_dead
 from areal_like.weights.weight_store import WeightStore, default_root
 from controller.config.launchers import launcher_of
@@ -86,6 +89,10 @@ def open_weight_folder(session: OpenSession, model_dir: Path) -> Path:
     is_one_machine = launcher_of(config).is_one_machine
     place = weights.place if is_one_machine else "disk"  # each node has its own shared memory
     folder = default_root(session.run_id, place, disk_dir, need_bytes)
+    if folder.is_relative_to(run_dir) and encrypted_root(run_dir) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        what = f"the weight versions of an encrypted run must be in {SHARED_MEMORY}, which has no room for them"
+        raise UserError(what, where="encryption", remedy=f"provide {need_bytes >> 20} MiB of shared memory")
     if place == "shm" and folder.is_relative_to(run_dir):
         session.note(f"shared memory has too little free space, so weights are transferred through {folder}", "warning")
     with contextlib.suppress(OSError):  # without it the next run removes what a killed one has left
@@ -93,6 +100,19 @@ def open_weight_folder(session: OpenSession, model_dir: Path) -> Path:
     stack.callback(sweep_dead)  # files of killed workers
     stack.callback(WeightStore(folder, weights.layout, keep=2).close, remove=True)
     return folder
+
+
+def evaluated_model(session: OpenSession) -> Path:
+    """The folder that an evaluation prepares its model in: that of the run, or shared memory if the run is encrypted.
+
+    Raises UserError.
+    """
+    root = session.folder.root
+    if encrypted_root(root) is None:
+        return root / "model"
+    made = memory_folder()
+    session.stack.callback(shutil.rmtree, made, ignore_errors=True)
+    return made / "model"
 
 
 def sweep_dead_folders() -> None:

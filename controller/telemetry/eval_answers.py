@@ -8,11 +8,12 @@ are stored in its row of metrics.jsonl, where a resumed run finds the first and 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from controller.telemetry.journal import rows_of
 
 NUM_ANSWERS = 3
 MAX_CHARS = 2000
@@ -47,21 +48,10 @@ class EvalAnswers:
 
     def restore(self, metrics: Path, last_version: int) -> None:
         """Restore answers from metrics.jsonl of earlier sessions, up to `last_version`."""
-        try:
-            with metrics.open("rb") as lines:
-                for line in lines:
-                    if b'"answers":[{' in line:
-                        self._restore(line, last_version)
-        except FileNotFoundError:
-            return
-
-    def _restore(self, line: bytes, last_version: int) -> None:
-        try:
-            row = msgspec.json.decode(line, type=dict[str, Any])
-            if row["kind"] == "eval" and row["version"] <= last_version:
-                self._keep(row["version"], row["answers"])
-        except (msgspec.DecodeError, KeyError, TypeError):
-            return  # truncated by a crash
+        for row in rows_of(metrics, "eval"):
+            with contextlib.suppress(KeyError, TypeError):
+                if row["version"] <= last_version:
+                    self._keep(row["version"], row["answers"])
 
     def _keep(self, version: int, answers: Sequence[Mapping[str, Any]]) -> None:
         if answers:

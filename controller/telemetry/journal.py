@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from areal_like.encryption.texts import Texts
 from areal_like.metrics import JsonlLog
 
 
@@ -62,12 +63,12 @@ def newest_row(path: Path, kind: str) -> dict[str, Any] | None:
 
 def rows_of(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
     """Rows of these kinds in a JSON Lines file, read line by line; none if there is no file."""
-    marks = [f'"kind":"{kind}"'.encode() for kind in kinds]
+    marks, texts = [f'"kind":"{kind}"'.encode() for kind in kinds], Texts.to_show(path)
     try:
         with path.open("rb") as lines:
             for line in lines:
                 if any(mark in line for mark in marks):
                     with contextlib.suppress(msgspec.DecodeError):  # truncated by a crash
-                        yield msgspec.json.decode(line, type=dict[str, Any])
+                        yield texts.opened_row(msgspec.json.decode(line, type=dict[str, Any]))
     except FileNotFoundError:
         return

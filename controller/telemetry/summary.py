@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from areal_like.encryption.texts import Texts
 from controller.coordinator.snapshot import BatchRecord, Counts
 from controller.data.eval_layout import EvalLayout
 from controller.ledger.sample_lengths import SampleLengths
@@ -180,5 +181,5 @@ def fates(counts: Counts, batches: Sequence[BatchRecord], *, group_size: int, ve
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     """Replace summary.json atomically."""
     fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(summary, indent=1))
+    fresh.write_text(json.dumps(Texts.to_write(path).sealed_row(summary), indent=1))
     fresh.replace(path)

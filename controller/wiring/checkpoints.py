@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from areal_like.errors import UserError, WeightError
+from areal_like.plain_folder import decrypt_folder
 from trainer.checkpoints import adapter_export, compare_export, convert, provenance
+from trainer.checkpoints.atomic_folder import atomic_folder
 from trainer.checkpoints.checkpoint import (
     MANIFEST,
     STATE,
@@ -68,19 +70,32 @@ def checkpoint_problem(folder: Path, ledger_seq: int | None = None) -> str | Non
     return None
 
 
-def export_checkpoint(folder: Path, out: Path, dtype: str | None, lora: adapter_export.Form | None) -> str:
+def export_checkpoint(
+    folder: Path, out: Path, dtype: str | None, lora: adapter_export.Form | None, *, is_decrypted: bool = False
+) -> str:
     """Convert a checkpoint to a Hugging Face folder; return the data type of its weights. Raises UserError,
     OperationError.
 
-    lora: form of an adapter; None: merged.
+    lora: form of an adapter; None: merged. is_decrypted: write the model of an encrypted run in the clear.
     """
     if adapter_export.holds_adapter(folder):
-        return adapter_export.export_adapter(folder, out, form=lora or "merged", dtype=dtype)
+        return adapter_export.export_adapter(folder, out, form=lora or "merged", dtype=dtype, is_decrypted=is_decrypted)
     if lora is not None:
         raise UserError(
             "the checkpoint contains a full model, not an adapter", where="--lora", remedy="remove the option --lora"
         )
-    return convert.export_checkpoint(folder, out, dtype=dtype)
+    return convert.export_checkpoint(folder, out, dtype=dtype, is_decrypted=is_decrypted)
+
+
+def decrypt_model(source: Path, out: Path) -> int:
+    """Copy an encrypted model folder into a new folder in the clear; return the number of files that were encrypted.
+    Raises UserError, OperationError.
+    """
+    convert.refuse_filled(out)
+    with atomic_folder(out) as partial:
+        num_files = decrypt_folder(source, partial)
+        provenance.renew_digests(partial)
+    return num_files
 
 
 def import_folder(source: Path, out: Path) -> tuple[int, str]:

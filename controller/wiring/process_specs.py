@@ -188,7 +188,10 @@ def _prepared(model: ModelSettings, model_dir: Path) -> ModelSettings:
 
 def _section(config: RunConfig, folder: RunFolder, role: Role, name: str) -> dict[str, object]:
     if role == "trainer":
-        return config.trainer.model_dump(mode="json")
+        section = config.trainer.model_dump(mode="json")
+        if config.encryption is not None:  # parts of ranks are read at random places, which encrypted files do not allow
+            section["checkpoint"]["parts"] = "rank_0"
+        return section
     if role == "reward":
         return config.reward.model_dump(mode="json")
     section = config.rollout.model_dump(mode="json")

@@ -94,6 +94,9 @@ NOT_RUN: list[tuple[str, str, str]] = [
      "trainer/checkpoints/test_adapter_export.py::test_the_adapter_alone_needs_no_base"),
     ("areal-like export RUN FOLDER --lora merged", "needs a run with an adapter",
      "trainer/offline/test_adapter.py::test_an_exported_checkpoint_is_the_final_model"),
+    ("areal-like (decrypt .*|export .* --decrypt)", "needs an encrypted run",
+     "e2e/test_encryption.py::"
+     "test_no_content_of_an_encrypted_run_is_in_its_files_and_with_the_key_every_command_reads_it"),
     ("areal-like export RUN OUT --best", "needs a run with a best checkpoint",
      "controller/runs/test_checkpoint.py::test_export_of_the_best_takes_the_one_that_is_kept_for_it"),
     (r"python -m benchmarks\..*", "measures for minutes to hours",

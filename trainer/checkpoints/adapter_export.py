@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from areal_like.encryption.run_key import encrypt_as
 from areal_like.errors import UserError, WeightError
+from areal_like.plain_folder import plain_folder
 from areal_like.weights.adapter import PARTS, PEFT_PREFIX, part_names
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
@@ -45,17 +47,21 @@ def holds_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).is_file()
 
 
-def export_adapter(folder: Path, out: Path, *, form: Form, dtype: str | None = None) -> str:
+def export_adapter(folder: Path, out: Path, *, form: Form, dtype: str | None = None, is_decrypted: bool = False) -> str:
     """Export a checkpoint's policy, verified first; returns the weights' dtype, float32 unless another is given.
 
-    form: `merged`: a Hugging Face model, base + scale B A; `adapter`: a folder for peft, SGLang and vLLM. Raises
-    UserError, WeightError, OperationError (disk).
+    form: `merged`: a Hugging Face model, base + scale B A; `adapter`: a folder for peft, SGLang and vLLM.
+    is_decrypted: write the model of an encrypted run in the clear.
+
+    Raises UserError, WeightError, OperationError (disk).
     """
     refuse_filled(out)
     checkpoint.verify(folder)
     dtype = dtype or checkpoint.read_state(folder).origin_dtype
-    adapter = stored_tensors(folder)
-    with atomic_folder(out) as fresh:
+    with plain_folder(folder) as plain, atomic_folder(out) as fresh:
+        adapter = stored_tensors(plain)
+        if not is_decrypted:
+            encrypt_as(folder, fresh)
         if form == "adapter":
             write_weights(fresh / ADAPTER, adapter, NAMES[dtype])
             shutil.copyfile(folder / ADAPTER_CONFIG, fresh / ADAPTER_CONFIG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from areal_like.plain_folder import plain_folder
 from trainer.checkpoints.convert import narrowed, read_stored, stored_tensors, widened
 
 
@@ -12,6 +13,11 @@ def other_tensor(folder: Path, checkpoint: Path) -> str | None:
 
     For checkpoints of whole models. Raises UserError, WeightError (damaged).
     """
+    with plain_folder(folder) as export, plain_folder(checkpoint) as source:
+        return _other_tensor(export, source)
+
+
+def _other_tensor(folder: Path, checkpoint: Path) -> str | None:
     exported, saved = stored_tensors(folder), stored_tensors(checkpoint)
     for name in sorted(exported.keys() | saved.keys()):
         if name not in exported or name not in saved:

@@ -8,16 +8,18 @@ bfloat16 and float16 are subsets of float32, so both conversions keep every bit.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from areal_like.encryption.files import open_to_write
+from areal_like.encryption.run_key import encrypt_as
 from areal_like.errors import UserError, WeightError
+from areal_like.plain_folder import plain_folder
 from areal_like.weights.tensor_parts import SpreadTensor, has_parts, tensors_in
 from trainer.checkpoints import checkpoint
 from trainer.checkpoints.atomic_folder import atomic_folder
@@ -49,18 +51,20 @@ class Stored(NamedTuple):
     spread: SpreadTensor | None = None
 
 
-def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None) -> str:
+def export_checkpoint(folder: Path, out: Path, *, dtype: str | None = None, is_decrypted: bool = False) -> str:
     """Export a checkpoint, verified first, as a Hugging Face folder; returns the weights' dtype.
 
-    dtype: float32, bfloat16 or float16; None: that of the original model. Raises UserError, WeightError,
-    OperationError (disk).
+    dtype: float32, bfloat16 or float16; None: that of the original model. is_decrypted: write the model of an encrypted
+    run in the clear. Raises UserError, WeightError, OperationError (disk).
     """
     refuse_filled(out)
     checkpoint.verify(folder)
     dtype = dtype or checkpoint.read_state(folder).origin_dtype
     config = model_config(folder)
-    with atomic_folder(out) as partial:
-        write_weights(partial / WEIGHTS, stored_tensors(folder), NAMES[dtype])
+    with plain_folder(folder) as plain, atomic_folder(out) as partial:
+        if not is_decrypted:
+            encrypt_as(folder, partial)
+        write_weights(partial / WEIGHTS, stored_tensors(plain), NAMES[dtype])
         write_config(partial, config, dtype)
         copy_companions(folder, partial)
         write_provenance(partial, folder)
@@ -200,17 +204,11 @@ def write_weights(
         offset += num_bytes
     header = json.dumps(table, separators=(",", ":")).encode()
     header += b" " * (-(len(header) + 8) % 64)
-    digest = hashlib.sha256()
-    with file.open("wb") as opened:
-        _put(opened, digest, len(header).to_bytes(8, "little") + header)
+    with open_to_write(file) as opened:
+        opened.write(len(header).to_bytes(8, "little") + header)
         for name in names:
-            _put(opened, digest, _converted(tensors[name], dtype, (added or {}).get(name)))
-        return opened.tell(), digest.hexdigest()
-
-
-def _put(file: BinaryIO, digest: Any, data: bytes | memoryview) -> None:
-    file.write(data)
-    digest.update(data)
+            opened.write(_converted(tensors[name], dtype, (added or {}).get(name)))
+    return opened.num_bytes, opened.sha256
 
 
 def _size(tensor: Stored, dtype: str) -> tuple[int, int]:

@@ -48,8 +48,25 @@ def write_provenance(folder: Path, checkpoint: Path) -> None:
         lineage=state.lineage,
         version=state.version,
         checkpoint=manifest_digest(checkpoint),
-        files={str(file.relative_to(folder)): _digest(file) for file in sorted(folder.rglob("*")) if file.is_file()},
+        files=_digests(folder),
     )
+    _write(folder, found)
+
+
+def renew_digests(folder: Path) -> None:
+    """Replace the digests of files by those of the files as they are now, after they were decrypted; without
+    provenance.json nothing is done. Raises WeightError, OSError.
+    """
+    if (found := read_provenance(folder)) is not None:
+        _write(folder, msgspec.structs.replace(found, files=_digests(folder)))
+
+
+def _digests(folder: Path) -> dict[str, FileDigest]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / PROVENANCE)
+    return {str(file.relative_to(folder)): _digest(file) for file in files}
+
+
+def _write(folder: Path, found: Provenance) -> None:
     (folder / PROVENANCE).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
 
 

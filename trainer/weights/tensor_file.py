@@ -8,14 +8,13 @@ checkpoints/checkpoint.py.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterator, Mapping
-from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from areal_like.encryption.files import Writer, open_to_write
 from areal_like.weights.payload_layout import Chunk, TensorBytes, TensorLayout, lay_out
 from trainer.gathered import GatheredTensors
 from trainer.weights.publish import tensor_bytes
@@ -34,7 +33,8 @@ class FileFacts(NamedTuple):
 def write_tensors(
     file: Path, tensors: Mapping[str, torch.Tensor], more: Mapping[str, torch.Tensor] | None = None
 ) -> FileFacts:
-    """Write contiguous CPU tensors, and `more` of them. Of gathered tensors one piece is in memory at a time.
+    """Write contiguous CPU tensors, and `more` of them. Of gathered tensors one piece is in memory at a time. The file
+    is encrypted if its folder is; size and checksum are of the stored bytes.
 
     Raises OSError if writing fails.
     """
@@ -44,26 +44,22 @@ def write_tensors(
     layout: dict[str, TensorBytes | TensorLayout] = {**(gathered.layout if gathered is not None else {}), **near}
     entries, header = lay_out("disk", layout)
     far = [entry.name for entry in entries if entry.name not in near]
-    digest = hashlib.sha256()
     nothing: contextlib.AbstractContextManager[Iterator[Chunk]] = contextlib.nullcontext(iter(()))
-    with file.open("wb", buffering=0) as opened:
-        num_bytes = put_bytes(opened, digest, memoryview(header))
+    with open_to_write(file) as opened:
+        _put(opened, memoryview(header))
         with nothing if gathered is None else gathered.chunks(far) as chunks:
             pending = next(chunks, None)
             for entry in entries:
-                if entry.name in near:
-                    num_bytes += put_bytes(opened, digest, near[entry.name].data) if entry.num_bytes else 0
+                if entry.name in near and entry.num_bytes:
+                    _put(opened, near[entry.name].data)
                 while pending is not None and pending[0] == entry.name:
-                    num_bytes += put_bytes(opened, digest, pending[1])
+                    _put(opened, pending[1])
                     pending = next(chunks, None)
-    return FileFacts(num_bytes, digest.hexdigest())
+    return FileFacts(opened.num_bytes, opened.sha256)
 
 
-def put_bytes(file: FileIO, digest: hashlib._Hash, data: memoryview) -> int:
-    """Write and hash; returns the number of bytes. Raises OSError."""
+def _put(file: Writer, data: memoryview) -> None:
+    """Write and hash in pieces."""
     left = data.cast("B")
-    while len(left):
-        written = file.write(left[:PIECE_BYTES])
-        digest.update(left[:written])
-        left = left[written:]
-    return data.nbytes
+    for start in range(0, len(left), PIECE_BYTES):
+        file.write(left[start : start + PIECE_BYTES])

@@ -27,6 +27,7 @@ from controller.config.run_config import (
 )
 from controller.config.stall_limit import stall_problems
 from controller.config.validation.data import data_problems
+from controller.config.validation.encryption import encryption_problems
 from controller.config.validation.engine import (
     device_problems,
     emulation_problems,
@@ -96,6 +97,7 @@ def cross_check(config: RunConfig) -> list[Problem]:
         placement_problems,
         _metrics,
         _callbacks,
+        encryption_problems,
     ):
         problems += check(config)
     return problems

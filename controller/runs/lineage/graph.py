@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from areal_like.encryption.texts import Texts
 from controller.ledger.schema import has_column
 from controller.run_folder.run_folder import RunFolder
 from controller.runs.lineage.chain import Chain, Member, Version
@@ -37,8 +38,9 @@ class Graph:
         self.folder, self.chain, self.rows = folder, Chain(db), RunRows(folder)
         self.models: dict[str, Model] = models_of(db, folder, self.chain)
         draw = "COALESCE(draw, group_id)" if has_column(db, "groups", "draw") else "group_id"
+        texts = Texts.to_show(folder.root)
         self.groups: dict[int, tuple[int, str, str, str]] = {
-            group: (draw, fate, reason, detail)
+            group: (draw, fate, reason, texts.opened("detail", detail))
             for group, draw, fate, reason, detail in db.execute(
                 f"SELECT group_id, {draw}, fate, reason, detail FROM groups"
             )

@@ -10,9 +10,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from areal_like.encryption.run_key import encrypted_root, run_key_of
 from areal_like.errors import UserError
+from areal_like.plain_folder import use_memory_for_scratch
 from areal_like.process import private_files
 from controller.run_folder.locate import find_run
+from controller.run_folder.run_folder import RunFolder
 
 
 def replay_command(arguments: argparse.Namespace) -> int:
@@ -27,6 +30,14 @@ def replay_command(arguments: argparse.Namespace) -> int:
         raise UserError(f"{error.strerror or error}", where=where, remedy=remedy) from error
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _run_of(arguments: argparse.Namespace) -> RunFolder:
+    """The run; if it is encrypted, decrypted copies go to shared memory. Raises UserError."""
+    folder = find_run(arguments.run)
+    if run_key_of(folder.root) is not None:
+        use_memory_for_scratch()
+    return folder
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -48,7 +59,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         from controller.runs.replay.regenerate import regenerate_run
 
         return regenerate_run(
-            find_run(arguments.run), first=arguments.first, last=arguments.last, num_samples=arguments.samples,
+            _run_of(arguments), first=arguments.first, last=arguments.last, num_samples=arguments.samples,
             as_json=arguments.json,
         )  # fmt: skip
     if arguments.samples is not None or arguments.json:
@@ -58,19 +69,23 @@ def _replay(arguments: argparse.Namespace) -> int:
         )
     from controller.runs.replay.replay import replay_run
 
-    return replay_run(find_run(arguments.run), first=arguments.first, last=arguments.last)
+    return replay_run(_run_of(arguments), first=arguments.first, last=arguments.last)
 
 
 def _capsule(arguments: argparse.Namespace) -> int:
     from controller.runs.replay.capsule import make_capsule
 
-    return make_capsule(find_run(arguments.run), arguments.step, Path(arguments.out).expanduser())
+    folder = _run_of(arguments)
+    if encrypted_root(folder.root) is not None:
+        what = "the run is encrypted, and a capsule contains prompts, answers and weights in the clear"
+        raise UserError(what, where=arguments.run, remedy="use areal-like replay, which writes nothing")
+    return make_capsule(folder, arguments.step, Path(arguments.out).expanduser())
 
 
 def _whatif(arguments: argparse.Namespace) -> int:
     from controller.runs.replay.whatif_settings import Answer, answer_of
 
-    folder = find_run(arguments.run)
+    folder = _run_of(arguments)
     overrides = [text.removeprefix("--") for text in arguments.overrides]
     if answer_of(overrides) is Answer.SIMULATION:
         from controller.runs.replay.whatif_schedule import simulate_changed

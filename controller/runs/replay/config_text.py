@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from areal_like.encryption.files import read_text
+
 LEFT_OUT = "(left out)"
 _SECRET = r"key|keys|api_?keys?|secrets?|password|passwd|pwd|passphrase|credentials?|auth|authorization|token|cookie"
 _SECRET_KEY = re.compile(rf"(^|_)({_SECRET})$", re.IGNORECASE)
@@ -28,7 +30,7 @@ def config_text(file: Path) -> str:
     Raises OSError, ValueError (not YAML).
     """
     try:
-        found = yaml.safe_load(file.read_text())
+        found = yaml.safe_load(read_text(file))
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     return yaml.safe_dump(portable(found), sort_keys=False, width=100)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal_like.plain_folder import plain_until_exit
 from controller.runs.replay.player import Order
 from controller.runs.replay.recording import Origin, Recording, in_home
 from controller.runs.replay.several_starts import play_starts
@@ -113,7 +114,7 @@ def _origins(recording: Recording, at_most: int, say: Say) -> dict[int, Path]:
         if (problem := checkpoint_problem(folder)) is not None:
             say(f"checkpoint {version} was skipped: {problem}")
         else:
-            found[version] = folder
+            found[version] = plain_until_exit(folder)
     return found
 
 

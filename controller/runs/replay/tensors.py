@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from areal_like.errors import OperationError
+from areal_like.plain_folder import plain_folder
 from areal_like.weights.tensor_parts import SpreadTensor, has_parts, tensors_in
 
 SUFFIX = ".safetensors"
@@ -94,7 +95,13 @@ def first_difference(recorded: Mapping[str, str], found: Mapping[str, str]) -> s
 
 
 def compare_folders(recorded: Path, found: Path) -> tuple[TensorDifference | None, dict[str, str]]:
-    """Compare all tensors of two folders; return the first that differs, and the digests of `found`."""
+    """Compare all tensors of two folders, which may be encrypted; return the first that differs, and the digests of
+    `found`."""
+    with plain_folder(recorded) as theirs, plain_folder(found) as ours:
+        return _compared(theirs, ours)
+
+
+def _compared(recorded: Path, found: Path) -> tuple[TensorDifference | None, dict[str, str]]:
     theirs, ours = digests_in(recorded), digests_in(found)
     name = first_difference(theirs, ours)
     if name is None:

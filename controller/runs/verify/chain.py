@@ -19,7 +19,6 @@ from controller.ledger.digests import (
     fact_digest,
     first_link,
     policy_digest,
-    sha256,
 )
 from controller.ledger.ledger import SEGMENT_FOLDER
 from controller.ledger.migrations import SCHEMA_VERSION, schema_version
@@ -219,7 +218,7 @@ def _payload_break(segments: SegmentStore, payload: _Payload, since: int) -> str
         data = segments.read(Location(payload.file, payload.offset, payload.size))
     except (LedgerError, OverflowError, TypeError, ValueError) as error:
         return f"{payload.words}: {error}"
-    if payload.seq <= since or sha256(data) == payload.content:
+    if payload.seq <= since or segments.digest(data) == payload.content:
         is_moved = payload.seq > since and payload.file != payload.first_file
         return f"{payload.words} is in a different file than the one in which it was stored" if is_moved else None
     where = f"{segments.path(payload.file)} at byte {payload.offset}"

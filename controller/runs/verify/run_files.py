@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from areal_like.encryption.files import read_text
 from areal_like.metrics import read_jsonl
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.seal import SEAL_FILE, changed_files, read_seal
@@ -52,7 +53,7 @@ def check_files(
 
 def _config(folder: RunFolder, last: int, lineage: tuple[Any, ...] | None) -> Iterator[str]:
     try:
-        config = yaml.safe_load(folder.config.read_text("utf-8"))
+        config = yaml.safe_load(read_text(folder.config))
         num_steps = int(config["num_steps"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         yield f"{folder.config} cannot be read ({error})"

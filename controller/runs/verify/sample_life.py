@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from areal_like.encryption.texts import Texts
 from areal_like.errors import LedgerError, UserError
 from areal_like.metrics import read_jsonl
 from areal_like.trajectory import Trajectory
@@ -121,6 +122,7 @@ def _partials(db: sqlite3.Connection, group_id: int, index: int | None) -> list[
 def _sample(db: sqlite3.Connection, folder: RunFolder, group_id: int, row: Sequence[Any]) -> Iterator[str]:
     index, seq, num_tokens, first, last, kind, value, is_kept, worker, blob, *place = row
     facts, name = msgspec.json.decode(blob), f"Sample {group_id}.{index}"
+    facts["reason"] = Texts.to_show(folder.root).opened("reason", str(facts.get("reason") or ""))
     yield f"{name} was finished by {worker or 'a worker'}: {num_tokens} tokens, {_versions(first, last)} (fact {seq})."
     yield from _generated(folder, place, first != last)
     if spent := [
@@ -180,6 +182,7 @@ def _fate(
         yield "No step has used its group yet."
         return
     if fate == "dropped":
+        detail = Texts.to_show(folder.root).opened("detail", detail)
         yield f"Its group was dropped: {reason}{f' ({detail})' if detail else ''} (fact {end_seq})."
         return
     if fate == "filtered":

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from areal_like.encryption.files import read_text
 from areal_like.errors import UserError
+from areal_like.plain_folder import plain_folder
 from areal_like.spot_files import SpotSpec
 from areal_like.trajectory import Trajectory
 from controller.config.loading import load_config
@@ -72,7 +74,8 @@ def spot_check(folder: RunFolder, num_spots: int, seed: int, compute: Compute | 
     for version in sorted({sample.version for sample in chosen}):
         samples = [sample for sample in chosen if sample.version == version]
         sequences = [one for sample in samples for one in sample.trajectories]
-        recomputed = iter((compute or _compute)(_spec(config, checkpoints[version], sequences)))
+        with plain_folder(checkpoints[version]) as weights:
+            recomputed = iter((compute or _compute)(_spec(config, weights, sequences)))
         for sample in samples:
             for trajectory in sample.trajectories:
                 recorded = trajectory.logprobs_T[trajectory.loss_mask_T]
@@ -99,7 +102,7 @@ def _starting_model(folder: RunFolder) -> dict[int, Path]:
     A relative path is that of the folder in which the run was started.
     """
     try:
-        model = Path(json.loads((folder.processes / "trainer.json").read_text())["model"]["path"]).expanduser()
+        model = Path(json.loads(read_text(folder.processes / "trainer.json"))["model"]["path"]).expanduser()
         model = Path(str(folder.read_state().get("started_in", "."))) / model
         return {0: model} if (model / "config.json").is_file() else {}
     except (OSError, ValueError, KeyError, TypeError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from areal_like.encryption.run_key import run_key_of
 from areal_like.errors import UserError, WeightError
+from areal_like.plain_folder import use_memory_for_scratch
 from controller.run_folder import registry
 from controller.run_folder.locate import RUNS_DIR, find_run_to_read
 from controller.run_folder.run_folder import DamagedState, RunFolder
@@ -27,8 +29,16 @@ class Target(NamedTuple):
 def find_target(text: str, run: str = "") -> Target:
     """Find the run of `text`: a run, a checkpoint's folder, or the folder of an exported model.
 
-    run: the run, if it cannot be found by the folder. Raises UserError.
+    run: the run, if it cannot be found by the folder. Raises UserError, also if the run is encrypted and the key is
+    missing or another one.
     """
+    found = _target(text, run)
+    if run_key_of(found.run.root) is not None:
+        use_memory_for_scratch()
+    return found
+
+
+def _target(text: str, run: str) -> Target:
     folder = Path(text).expanduser()
     if (folder / "state.json").is_file() and is_checkpoint(folder):
         own_id, _, own_version = _identity(folder)

@@ -165,7 +165,7 @@ def test_report_compare_and_doctor_are_called_with_what_was_typed(tmp_path, caps
 
     died = Finding("crashed", "bad", "The run crashed")
     monkeypatch.setattr(
-        "controller.report.page.draw_report", lambda folder, pairs: called.append(folder.name) or ("page", [died])
+        "controller.report.page.draw_report", lambda folder, *_: called.append(folder.name) or ("page", [died])
     )
     monkeypatch.setattr("controller.report.compare.compare", lambda folders, out: called.append((len(folders), out)))
     monkeypatch.setattr("controller.doctor.command.doctor", doctor)

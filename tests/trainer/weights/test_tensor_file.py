@@ -25,10 +25,7 @@ class Slow:
     def __init__(self, file: Any, most: int, sizes: list[int]) -> None:
         self._file, self._most, self._sizes = file, most, sizes
 
-    def __enter__(self) -> Slow:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def write(self, data: memoryview) -> int:
