@@ -223,6 +223,8 @@ def _obstacle(session: OpenSession) -> str:
         return "an evaluation admits no further workers"
     if session.config.is_colocated:
         return "engines and trainer of this run share their devices (placement: colocated), so no worker can join"
+    if session.config.encryption is not None:
+        return "the run is encrypted, and a worker that joins would store its settings and logs in the clear"
     return ""
 
 

@@ -189,7 +189,7 @@ def _prepared(model: ModelSettings, model_dir: Path) -> ModelSettings:
 def _section(config: RunConfig, folder: RunFolder, role: Role, name: str) -> dict[str, object]:
     if role == "trainer":
         section = config.trainer.model_dump(mode="json")
-        if config.encryption is not None:  # parts of ranks are read at random places, which encrypted files do not allow
+        if config.encryption is not None:  # parts of ranks are read at random places, which encrypted files lack
             section["checkpoint"]["parts"] = "rank_0"
         return section
     if role == "reward":

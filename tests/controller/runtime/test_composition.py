@@ -120,6 +120,7 @@ def test_the_invitation_is_of_this_session_and_has_no_secret_of_a_hub(tmp_path: 
         (False, {}, ""),
         (True, {}, "an evaluation admits no further workers"),
         (False, {"mode": "sync", "placement": "colocated", "trainer__weights__kind": "shm"}, "share their devices"),
+        (False, {"encryption": {"key_env": "RUN_KEY"}}, "the run is encrypted"),
     ],
 )
 def test_evaluations_and_shared_devices_admit_nobody(
