@@ -27,7 +27,7 @@ JOBS: Mapping[str, Sequence[str]] = {
     "dppo": ("trainer.loss.kind=dppo", *BEHAVIOUR),
     "vespo": ("trainer.loss.kind=vespo", *BEHAVIOUR),
     "bapo": ("trainer.loss.kind=bapo", *BEHAVIOUR),
-    "ppo_with_critic": ("trainer.advantage.kind=gae", "trainer.critic.optimizer.lr=5.0e-4"),
+    "ppo_with_critic": ("trainer.advantage.kind=gae", "trainer.critic.optimizer.lr=1.0e-3"),
     "lora_rank_16": ("trainer.lora.rank=16", "trainer.optimizer.lr=1e-3"),
     "online_dpo": ("trainer.advantage.kind=online_dpo", OFF, "trainer.loss.aggregation=constant"),
     "distillation": ("trainer.advantage.kind=distillation", f"trainer.teacher.path={TEACHER}"),
