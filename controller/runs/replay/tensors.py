@@ -138,7 +138,7 @@ def _digest(place: Place) -> str:
         step = max(1, PIECE_BYTES // spread.item_bytes)
         num_items = left // spread.item_bytes
         for first in range(0, num_items, step):
-            digest.update(spread.bytes_of(first, min(step, num_items - first)))
+            digest.update(spread.bytes_of(first, min(step, num_items - first)).data)
         return digest.hexdigest()
     with place.file.open("rb") as opened:
         opened.seek(place.offset)
