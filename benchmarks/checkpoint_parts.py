@@ -6,8 +6,7 @@
 The two ways (`trainer.checkpoint.parts`) alternate in the same processes, PAIRS times each, after one of each that is
 not timed: how long the training thread of a rank is blocked, and how long it takes until the checkpoint is complete on
 disk. One more of each is counted: bytes of all live tensor storages (storage_accounting.py) above what the rank must
-hold, its part of the state and its copy. Then four ranks resume from each: bytes that a rank reads while it opens the
-checkpoint, as the kernel counts them (rchar), checksums and what it receives from other ranks included.
+hold, its part of the state and its copy.
 
 Files go to the folder for temporary files (TMPDIR), with fsync.
 """
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -68,20 +66,17 @@ def main() -> None:
 def show(found: Row) -> None:
     """Print the table."""
     print(f"{found['parameters']:,} parameters, {RANKS} ranks, {PAIRS} checkpoints each")
-    print(f"{'way':12}{'blocked s':>10}{'most':>8}{'written s':>11}{'over, buckets':>15}{'read on resume, MB':>20}")
+    print(f"{'way':12}{'blocked s':>10}{'most':>8}{'written s':>11}{'over, buckets':>15}")
     for row in found["rows"]:
         print(f"{row['way']:12}{row['blocked_s']:10.3f}{row['blocked_most_s']:8.3f}{row['write_s']:11.2f}"
-              f"{row['over_buckets']:15.2f}{row['read_most_mb']:20,.1f}")  # fmt: skip
+              f"{row['over_buckets']:15.2f}")  # fmt: skip
 
 
 def measure(folder: Path, model: dict[str, Any], *, bucket_mb: float) -> Row:
     """Run the ranks and return what they measured. Raises SystemExit with the log of a rank that fails."""
     num_parameters = prepare(folder / "prepared", model)
     (folder / "run").mkdir()
-    results = play(folder, {"kind": "save", "bucket_mb": bucket_mb})
-    resumed = {}
-    for way in WAYS:
-        resumed[way] = play(folder, {"kind": "resume", "bucket_mb": bucket_mb, "resume_from": str(folder / way)})
+    results = play(folder, bucket_mb)
     rows = []
     for way in WAYS:
         ranks = [result[way] for result in results]
@@ -90,7 +85,6 @@ def measure(folder: Path, model: dict[str, Any], *, bucket_mb: float) -> Row:
             "blocked_most_s": max(one for rank in ranks for one in rank["blocked_s"]),
             "write_s": statistics.median(ranks[0]["write_s"]), "num_bytes": ranks[0]["num_bytes"],
             "over_buckets": max(rank["over_bytes"] for rank in ranks) / (bucket_mb * MB),
-            "read_most_mb": max(one["read_bytes"] for one in resumed[way]) / MB,
         })  # fmt: skip
     return {
         "parameters": num_parameters, "ranks": RANKS, "pairs": PAIRS, "bucket_mb": bucket_mb,
@@ -98,11 +92,10 @@ def measure(folder: Path, model: dict[str, Any], *, bucket_mb: float) -> Row:
     }  # fmt: skip
 
 
-def play(folder: Path, facts: Row) -> list[Row]:
+def play(folder: Path, bucket_mb: float) -> list[Row]:
     """Run one process for each rank; returns what each wrote."""
     job = folder / "job.json"
-    job.write_text(json.dumps({"folder": str(folder), **facts}))
-    (folder / "meet").unlink(missing_ok=True)
+    job.write_text(json.dumps({"folder": str(folder), "bucket_mb": bucket_mb}))
     logs = [folder / f"rank-{rank}.log" for rank in range(RANKS)]
     processes = []
     for rank, log in enumerate(logs):
@@ -157,12 +150,11 @@ def run_rank(job: Path, rank: int) -> None:
     folder = Path(facts["folder"])
     torch.set_num_threads(1)
     spec = process_spec(folder, rank, facts["bucket_mb"], has_reference=False)
-    result = (resume if facts["kind"] == "resume" else save)(folder, spec, facts)
-    (folder / f"rank-{rank}.json").write_text(json.dumps(result))
+    (folder / f"rank-{rank}.json").write_text(json.dumps(save(spec)))
 
 
-def save(folder: Path, spec: ProcessSpec, facts: Row) -> Row:
-    """One step, then checkpoints in both ways; the first of each is copied for `resume`."""
+def save(spec: ProcessSpec) -> Row:
+    """One step, then checkpoints in both ways."""
     ledger = LiveStorages()
     ledger.install()
     training = BothWays(spec, ledger)
@@ -180,8 +172,6 @@ def save(folder: Path, spec: ProcessSpec, facts: Row) -> Row:
             if 2 <= number < 2 + 2 * PAIRS:
                 writes_s[way].append(time.perf_counter() - started_s)
             num_bytes[way] = saved.num_bytes
-            if number < 2:
-                shutil.copytree(saved.folder, folder / way)
         training.close()
     own = share_bytes(training, "load")
     share = 6 * own  # weights and two moments, and a copy of the three
@@ -192,22 +182,6 @@ def save(folder: Path, spec: ProcessSpec, facts: Row) -> Row:
             "over_bytes": ledger.peaks[way] - share,
         }  # fmt: skip
     return found
-
-
-def resume(folder: Path, spec: ProcessSpec, facts: Row) -> Row:
-    """Open a checkpoint; returns the bytes that were read from files."""
-    training = Training(spec.model_copy(update={"resume_from": facts["resume_from"]}))
-    before = read_bytes()
-    training.open()
-    found = read_bytes() - before
-    training.ranks.close()
-    return {"read_bytes": found}
-
-
-def read_bytes() -> int:
-    """Bytes that this process has read from files, pipes and sockets."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
 if __name__ == "__main__":

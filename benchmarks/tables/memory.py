@@ -27,8 +27,7 @@ def checkpoint_parts(result: Result) -> str:
     """A line for each way of writing a checkpoint with several ranks."""
     rows = [
         (row["way"], f"{row['blocked_s'] * 1000:,.0f} (at most {row['blocked_most_s'] * 1000:,.0f})",
-         f"{row['write_s']:.2f}", f"{row['num_bytes'] / 1e6 / row['write_s']:,.0f}", f"{row['over_buckets']:.2f}",
-         f"{row['read_most_mb']:,.0f}")
+         f"{row['write_s']:.2f}", f"{row['num_bytes'] / 1e6 / row['write_s']:,.0f}", f"{row['over_buckets']:.2f}")
         for row in result["rows"]
     ]  # fmt: skip
     facts = (
@@ -37,7 +36,7 @@ def checkpoint_parts(result: Result) -> str:
     )
     head = (
         "`trainer.checkpoint.parts`", "training blocked, ms", "until it is on disk, s", "MB/s",
-        "held above the rank's share, buckets", "read by a rank on resume, MB",
+        "held above the rank's share, buckets",
     )  # fmt: skip
     return f"{facts}\n\n{table(head, rows)}"
 
