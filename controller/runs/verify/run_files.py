@@ -36,9 +36,10 @@ def check_files(
     steps = {step for (step,) in db.execute("SELECT step FROM batches")}
     last = max(steps, default=0)
     lineage = db.execute(_LINEAGE).fetchone()
+    bases = {version for (version,) in db.execute("SELECT checkpoint_version FROM lineages")}
     parts: list[tuple[Path, Callable[[], Iterable[str]]]] = [
         (folder.config, lambda: _config(folder, last, lineage)),
-        (folder.metrics, lambda: _metrics(folder, last, status, notes)),
+        (folder.metrics, lambda: _metrics(folder, last, status, bases, notes)),
         (folder.summary, lambda: _summary(folder, last, status)),
         (folder.root / SEAL_FILE, lambda: _seal(folder, last_digest, notes) if had_seal else []),
     ]
@@ -66,17 +67,26 @@ def _config(folder: RunFolder, last: int, lineage: tuple[Any, ...] | None) -> It
                 yield f"{folder.config}: {key} is {config.get(key)}, but the ledger's newest lineage has {recorded}"
 
 
-def _metrics(folder: RunFolder, last: int, status: str, notes: list[str]) -> Iterator[str]:
-    """Each step has a row; a run that did not end in order may lack the rows of its last steps."""
+def _metrics(folder: RunFolder, last: int, status: str, bases: set[int], notes: list[str]) -> Iterator[str]:
+    """Each step has a row. A session that did not end in order may lack the rows of its last steps: at the end of the
+    run, or before the checkpoint from which the run continued. bases: versions of these checkpoints.
+    """
     try:
         found = [row.get("step") for row in read_jsonl(folder.metrics) if row.get("kind") == "step"]
     except OSError as error:
         yield f"{folder.metrics} cannot be read ({error.strerror})"
         return
     numbers = sorted({step for step in found if isinstance(step, int)})
-    if numbers != list(range(1, len(numbers) + 1)):
-        missing = sorted(set(range(1, max(numbers, default=0) + 1)) - set(numbers))
-        yield f"{folder.metrics}: some steps are missing: {missing[:10] or numbers[:10]}"
+    if numbers and numbers[0] < 1:
+        yield f"{folder.metrics} contains step {numbers[0]}"
+    for first, end in _gaps(numbers):
+        if end in bases:
+            notes.append(
+                f"{folder.metrics} has no rows for steps {first} to {end}; the session ended before they were "
+                f"reported, and the run continued from the checkpoint of version {end}"
+            )
+        else:
+            yield f"{folder.metrics}: some steps are missing: {list(range(first, min(end, first + 9) + 1))}"
     newest = max(numbers, default=0)
     if newest > last:
         text = f"{folder.metrics} contains step {newest}, but the ledger has {last} steps"
@@ -86,6 +96,13 @@ def _metrics(folder: RunFolder, last: int, status: str, notes: list[str]) -> Ite
             yield text
     if newest < last and status == "finished":
         yield f"{folder.metrics} has {newest} steps, but the ledger has {last}, although the run is finished"
+
+
+def _gaps(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last number of each gap in increasing numbers that should start at 1."""
+    for before, number in zip([0, *numbers], numbers, strict=False):
+        if number > before + 1:
+            yield before + 1, number - 1
 
 
 def _summary(folder: RunFolder, last: int, status: str) -> Iterator[str]:

@@ -59,5 +59,5 @@ def test_exactly_one_place_of_the_key_is_named(value):
 
 
 def test_unrecorded_answers_of_external_models_are_accepted():
-    options = "{base_url: 'http://a/v1', model: b, rubric: r, record: 'off'}"
+    options = "{base_url: 'http://a/v1', model: b, rubric: '{{ response }}', record: 'off'}"
     assert problems(f"reward.scorers=[{{kind: llm_judge, options: {options}}}]") == []

@@ -30,6 +30,7 @@ class Session:
         )
         self.config: Any = SimpleNamespace(
             metrics=SimpleNamespace(trace=False, report=True),
+            encryption=None,
             emulation=None,
             group_size=2,
             num_steps=7,

@@ -18,7 +18,7 @@ from controller.ledger.ledger import Ledger
 from controller.ledger.segment_store import Location, SegmentStore
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.seal import write_seal
-from controller.runs.verify import weights
+from controller.runs.verify import run_files, weights
 from controller.runs.verify.verify import verify
 
 
@@ -45,6 +45,19 @@ def test_a_step_that_ends_during_the_verification_is_no_difference(copy: RunFold
     copy.write_state("running")
     assert findings(copy) == ""
     assert "contains step 7, but the ledger has 6 steps; a step ended after the ledger was read" in notes(copy)
+
+
+def test_steps_that_a_killed_session_never_reported_are_a_note_before_the_checkpoint_that_follows(
+    copy: RunFolder,
+) -> None:
+    """The trainer completed the checkpoint of version 4 after the controller had died in step 2."""
+    rows = [row for row in copy.metrics.read_text().splitlines() if json.loads(row).get("step") not in (3, 4)]
+    copy.metrics.write_text("\n".join(rows) + "\n")
+    assert "some steps are missing: [3, 4]" in findings(copy)
+    said: list[str] = []
+    assert list(run_files._metrics(copy, 6, "finished", {0, 4}, said)) == []
+    assert "no rows for steps 3 to 4; the session ended before they were reported" in said[0]
+    assert len(list(run_files._metrics(copy, 6, "finished", {0, 3}, said))) == 1, "step 4 was not in that checkpoint"
 
 
 def test_a_seal_that_is_written_during_the_verification_is_not_compared(
