@@ -232,8 +232,8 @@ def _memory(data: RunData, shares: Shares) -> list[Rated]:
                 f"The memory use of {name} grew from {middle:,.0f} to {end:,.0f} MB in the second half of the run",
                 "",
                 "Monitor the memory use; to free the memory, stop and resume the run, which starts new processes",
-                f"At this rate, the memory use doubles within {figure(0.25 / share)} times the duration of the run so "
-                "far",
+                f"At this rate, the memory use would double in about {figure(0.25 / share)} times the running time of "
+                "the process",
             ),
             share,
         )

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 KEYS_DEFAULT = "default: ~/.config/areal_like/reward-keys"
 COMMANDS = ("serve", "status", "keys")
 THEIRS = ("addresses", "curve_dir", "ask_for")
+REMEDY = "see the section `reward` in docs/reference.md"
 """Config keys with which a run refers to a service; they have no effect in a service's own config."""
 KEYS_WORDS = """\
 {folder}: keys of the service and of its clients.
@@ -159,9 +160,9 @@ def read_settings(path: Path) -> RewardSettings:
 def _as_mistake(error: Any, path: Path) -> UserError:
     key = ".".join(["reward", *map(str, error["loc"])])
     if error["type"] != "extra_forbidden":
-        return UserError(f"{key}: {error['msg']}", where=str(path), remedy="see docs/reference.md")
+        return UserError(f"{key}: {error['msg']}", where=str(path), remedy=REMEDY)
     near = difflib.get_close_matches(str(error["loc"][-1]), RewardSettings.model_fields, n=1)
-    return UserError(f"there is no key `{key}`", where=str(path), remedy=f"did you mean {near[0]}?" if near else "")
+    return UserError(f"there is no key `{key}`", where=str(path), remedy=f"did you mean {near[0]}?" if near else REMEDY)
 
 
 # ------------------------------------------------------------ status

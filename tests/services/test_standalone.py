@@ -46,7 +46,7 @@ def test_settings_are_a_file_of_their_own_or_a_section_of_a_run_config(tmp_path:
         ({"reward": {"num_workers": 0}}, "reward.num_workers: ", "docs/reference.md"),
         ({"reward": {"scorers": [{"kind": "math", "weight": "x"}]}}, "reward.scorers.0.weight: ", "docs/reference.md"),
         ({"reward": {"num_wrokers": 1}}, "there is no key `reward.num_wrokers`", "did you mean num_workers?"),
-        ({"reward": {"zzz": 1}}, "there is no key `reward.zzz`", ""),
+        ({"reward": {"zzz": 1}}, "there is no key `reward.zzz`", "docs/reference.md"),
         (
             {"reward": {"addresses": [ADDRESS]}},
             "reward.addresses has no effect on a standalone service",

@@ -132,4 +132,7 @@ def _json(file: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(file.read_text())
         return found
     except (OSError, ValueError) as error:
-        raise WeightError(f"{file} cannot be read ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise WeightError(
+            f"{file} cannot be read ({reason}); restore the file, or export a different checkpoint"
+        ) from error

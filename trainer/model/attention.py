@@ -257,7 +257,11 @@ def _refuse_unsupported(
     assert query.shape[0] == 1, "packed sequences must be in one row"
     assert query.shape[2] == segments.num_own, "the boundaries belong to another batch (or a cache is in use)"
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
-        raise UserError(f"{name} is not causal", where="model", remedy="only causal language models can be trained")
+        raise UserError(
+            f"{name} does not use causal attention",
+            where="model",
+            remedy="use a causal language model, such as a Qwen3 or Llama model",
+        )
     window = kwargs.get("sliding_window")
     if window is not None and window < segments.longest:
         raise UserError(

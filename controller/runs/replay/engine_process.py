@@ -58,7 +58,10 @@ class _Process:
         try:
             raise self._error(self._process.wait(END_S))
         except subprocess.TimeoutExpired as error:
-            raise OperationError(f"the process that regenerates the answers did not exit within {END_S:g} s") from error
+            raise OperationError(
+                "the process that regenerates the answers closed its output, but did not exit within "
+                f"{END_S:g} s; run the command again"
+            ) from error
 
     def _error(self, status: int) -> UserError | OperationError:
         return child_error(status, self._log, "the process that regenerates the answers")

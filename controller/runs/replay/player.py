@@ -75,7 +75,9 @@ def play(order: Order, scratch: Path, batch_of: Callable[[int], Batch]) -> Itera
         try:
             status = leader.wait(END_S)
         except subprocess.TimeoutExpired as error:
-            raise OperationError(f"the replay process did not exit within {END_S:g} s") from error
+            raise OperationError(
+                f"the replay process closed its output, but did not exit within {END_S:g} s; run the command again"
+            ) from error
         if status:
             raise child_error(status, log, "the trainer of the replay")
 

@@ -361,9 +361,11 @@ class ServerKeeper(Generic[ClientT]):
                 return await client.probe()
             except ServerGone as error:
                 if time.monotonic() > deadline_s:
-                    where = self._log_path if process else client.url
+                    what = f"the {self._kind.title} server was not ready within {limit_s:g} s"
+                    if process is None:
+                        raise EngineError(f"{what}: {error}; check the server at {client.url}") from error
                     raise EngineError(
-                        f"the {self._kind.title} server was not ready within {limit_s:g} s ({where}): {error}"
+                        f"{what}: {error}; see its log {self._log_path}, or raise launch.startup_timeout_s"
                     ) from error
             except ServerRefused:  # it listens before it can respond
                 pass

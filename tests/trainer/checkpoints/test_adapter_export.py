@@ -177,6 +177,8 @@ def test_a_description_that_cannot_be_read_is_named(
     with pytest.raises(WeightError) as raised:
         export_adapter(folder, tmp_path / "out", form="merged")
     assert str(raised.value).startswith(f"{folder / name} cannot be read (")
+    assert str(raised.value).endswith("); restore the file, or export a different checkpoint")
+    assert str(raised.value).count(name) == 1
 
 
 def test_a_checkpoint_holds_an_adapter_where_its_file_is(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def test_one_sequence_alone_is_plain_causal_attention() -> None:
     ("more", "words"),
     [
         ({"mask": torch.ones(1)}, "creates its own attention mask"),
-        ({"module": types.SimpleNamespace(is_causal=False)}, "is not causal"),
-        ({"is_causal": False}, "is not causal"),
+        ({"module": types.SimpleNamespace(is_causal=False)}, "does not use causal attention"),
+        ({"is_causal": False}, "does not use causal attention"),
         ({"sliding_window": 4}, "has a sliding window of 4 tokens, but a sequence has 5"),
         ({"softcap": 3.0}, "requires softcap, which packed training does not support"),
         ({"s_aux": torch.ones(1)}, "requires s_aux, which packed training does not support"),

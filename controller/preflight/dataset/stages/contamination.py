@@ -131,7 +131,7 @@ class Contamination(RowStage[ContaminationOptions]):
         if similar is None or not self._has_answer_of(row, int(similar[0]), similar[1]):
             return None
         return Finding(
-            "similar evaluation prompt", f"the similarity is {similar[1]:.2f} to {texts.places[int(similar[0])]}"
+            "similar evaluation prompt", f"the similarity to {texts.places[int(similar[0])]} is {similar[1]:.2f}"
         )
 
     def _has_answer_of(self, row: Row, index: int, share: float) -> bool:

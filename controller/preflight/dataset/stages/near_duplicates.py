@@ -47,7 +47,7 @@ class NearDuplicates(SetStage[NearOptions]):
 
     def decide(self, number: int, where: str, sketch: Any) -> Finding | None:
         found = self._seen.find_or_add(sketch, where)
-        return None if found is None else Finding("similar prompt", f"the similarity is {found[1]:.2f} to {found[0]}")
+        return None if found is None else Finding("similar prompt", f"the similarity to {found[0]} is {found[1]:.2f}")
 
     def close(self) -> None:
         self._seen.close()
