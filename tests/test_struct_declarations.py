@@ -22,6 +22,7 @@ BY_POSITION = {
     *MUTABLE,
     "areal_like/token_source.py",
     "areal_like/trajectory.py",
+    "areal_like/weights/tensor_parts.py",
     "controller/coordinator/effects.py",
     "controller/coordinator/events.py",
     "controller/ledger/segment_store.py",

@@ -7,14 +7,17 @@ from typing import Any
 
 _EPILOG = """\
 examples:
-  areal-like worker --join RUN                  the run's folder is on storage that this machine shares
-  areal-like worker --join invitation.json      a copy of RUN/keys/invitation.json; keep its mode 600
+  areal-like worker --join RUN              its folder is on shared storage
+  areal-like worker --join invitation.json  a copy of RUN/keys/invitation.json,
+                                            with mode 600
 
-SIGTERM or Ctrl-C drains the worker: its running samples continue on other workers. The run must listen on an address
-that this machine reaches (launch.host), and pass weights with trainer.weights.kind=stream, or through a folder that
-both see. See docs/operations.md.
+SIGTERM or Ctrl-C drains the worker: its running samples continue on other
+workers. The run must listen on an address that this machine reaches
+(launch.host), and pass weights with trainer.weights.kind=stream, or through a
+folder that both see. See docs/operations.md.
 
-exit status: 0 the worker has left, or the run is over; 1 the worker failed; 2 this machine cannot join the run.
+exit status: 0 the worker has left, or the run is over; 1 the worker failed;
+2 this machine cannot join the run.
 """
 
 

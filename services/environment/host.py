@@ -228,12 +228,12 @@ class Host:
         settings = self._settings
         taken_mb = held.num_bytes >> 20
         if taken_mb > settings.max_episode_memory_mb:
-            what = f"the episode used {taken_mb} MB, which is more than max_episode_memory_mb "
-            f"{settings.max_episode_memory_mb}"
+            limit = f"max_episode_memory_mb {settings.max_episode_memory_mb}"
+            what = f"the episode used {taken_mb} MB, which is more than {limit}"
             self._fail(held, "crashed", what, is_left=True)
         elif held.num_files > settings.max_episode_files:
-            what = f"the episode has {held.num_files} open files, which is more than max_episode_files "
-            f"{settings.max_episode_files}"
+            limit = f"max_episode_files {settings.max_episode_files}"
+            what = f"the episode has {held.num_files} open files, which is more than {limit}"
             self._fail(held, "crashed", what, is_left=True)
         elif isinstance(outcome, Failed):
             self._fail(held, outcome.kind, outcome.reason)

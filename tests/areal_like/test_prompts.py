@@ -126,7 +126,7 @@ def test_a_tokenizer_without_a_bos_adds_none() -> None:
 def test_a_template_takes_the_prompt_at_its_place() -> None:
     made = encoder(Letters(), template="Q: {prompt} A:", add_bos="never")
     assert text_of(made.encode({"prompt": "hi"})) == "Q: hi A:"
-    with pytest.raises(UserError, match=r"no \{prompt\}"):
+    with pytest.raises(UserError, match=r"does not contain \{prompt\}"):
         encoder(Letters(), template="Q")
 
 

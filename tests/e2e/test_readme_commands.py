@@ -92,7 +92,7 @@ def test_the_commands_for_a_job_of_your_own_work_one_after_the_other(typed: Call
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     said = done(typed(*words["init"], "--data", "train.jsonl,heldout.jsonl", "--answer", "text"))
-    assert "validate mine.yaml: no error" in said
+    assert "validate mine.yaml found no error" in said
     assert "probing the starting model" in said
     (tmp_path / "mine_reward.py").write_text(SCORER.format(after=SAMPLES_BEFORE_GATE))
     assert "# mine.yaml is valid" in done(typed(*words["validate"]))

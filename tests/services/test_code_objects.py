@@ -118,7 +118,7 @@ def test_conversion_that_a_program_answers_with_another_type_is_an_error(convert
     program = Program(Scripted(b'{"answer":null}', b'{"answer":' + answer + b"}"))
     stand_in = World(program).make(0, "object", "V")
     program.load()
-    with pytest.raises(TypeError, match=r"expected \w+, got \w+"):
+    with pytest.raises(TypeError, match=r"expected a value of type \w+, got \w+"):
         convert(stand_in)
 
 

@@ -132,8 +132,8 @@ def test_older_versions_are_compared_in_turns_and_newer_ones_never() -> None:
             except UserError as error:
                 found[step, stuck] = error.what.split(":")[0]
     assert found == {
-        (3, 0): "", (3, 1): "the engine samples with version 1", (3, 3): "",
-        (4, 0): "the engine samples with version 0", (4, 1): "", (4, 3): "",
+        (3, 0): "", (3, 1): "the engine samples with version 1 instead of version 2", (3, 3): "",
+        (4, 0): "the engine samples with version 0 instead of version 2", (4, 1): "", (4, 3): "",
     }  # fmt: skip
 
 

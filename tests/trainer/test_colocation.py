@@ -76,7 +76,9 @@ def test_what_is_moved_is_logged_in_bytes_and_given_back_before_the_others_are_w
         devices.take()
         devices.leave()
     num_bytes = 2 if has_more else 1
-    assert [record.getMessage() for record in caplog.records] == [f"moved {num_bytes} bytes to cpu"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"moved {num_bytes} bytes of models and optimizer state to cpu"
+    ] * 2
     moves: list[Any] = [("reference", "cpu")]
     waited = "releasing the memory of shared devices"
     assert log == ([*moves, *moves, "trimmed", waited] if has_more else ["trimmed"])

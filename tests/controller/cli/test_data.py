@@ -28,7 +28,7 @@ def test_check_prints_counts_and_examples_and_writes_nothing(folder: Path, capsy
     assert main(["data", "check", "rows.jsonl", "--stages", "stages.yaml", "--workers", "1"]) == 1
     out = capsys.readouterr().out
     assert "3 rows, 1 with defects, 2 without" in out
-    assert "rows.jsonl:3: same prompt (same as rows.jsonl:1): What is 1 plus two?" in out
+    assert "rows.jsonl:3: same prompt (the prompt is the same as in rows.jsonl:1): What is 1 plus two?" in out
     assert sorted(folder.iterdir()) == before
     assert main(["data", "check", "clean.jsonl", "--stages", "stages.yaml"]) == 0
 

@@ -130,8 +130,8 @@ def test_the_ledger_is_not_opened_without_the_key_or_with_another(run, monkeypat
 def test_records_without_the_marker_of_their_run_are_named(run):
     fill(run)
     (run / MARKER).unlink()
-    with pytest.raises(LedgerError, match=r"is encrypted, but the encryption.json of the run is missing"):
-        Ledger(run).prefix(3, 0)
+    with Ledger(run) as ledger, pytest.raises(LedgerError, match=r"but the encryption.json of the run is missing"):
+        ledger.prefix(3, 0)
 
 
 def test_erased_records_are_gone_and_the_others_are_still_read(run):

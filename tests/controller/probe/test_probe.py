@@ -120,7 +120,7 @@ def test_refusal_of_a_process_is_the_users_error_and_its_death_is_not(tmp_path: 
     (tmp_path / "in.json").write_bytes(msgspec.json.encode(order))
     with pytest.raises(UserError, match="no such scorer"):
         run_module(["services.reward.try_answers", str(tmp_path / "in.json"), str(tmp_path / "out.json")], 60.0)
-    with pytest.raises(OperationError, match="ended with status 1"):
+    with pytest.raises(OperationError, match="exited with status 1"):
         run_module(["services.reward.try_answers", str(tmp_path / "none.json"), str(tmp_path / "out.json")], 60.0)
 
 

@@ -68,7 +68,7 @@ def exported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     sent: list[Any] = []
     folder = tmp_path / "run" / "checkpoints" / "step_000004"
     monkeypatch.setattr(convert, "checkpoint_of", lambda source, version: folder)
-    monkeypatch.setattr(convert, "export_checkpoint", lambda *arguments: "float32")
+    monkeypatch.setattr(convert, "export_checkpoint", lambda *arguments, **more: "float32")
     monkeypatch.setattr(convert, "push", lambda target, repository, **facts: sent.append((repository, facts)) or "url")
     return sent
 

@@ -78,12 +78,12 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(checkpoints.adapter_export, "holds_adapter", lambda folder: folder.name == "adapter")
     monkeypatch.setattr(
         checkpoints.adapter_export, "export_adapter",
-        lambda folder, out, *, form, dtype: done.append((folder, out, form, dtype)) or "float32",
+        lambda folder, out, *, form, dtype, is_decrypted: done.append((folder, out, form, dtype)) or "float32",
     )  # fmt: skip
     monkeypatch.setattr(
         checkpoints.convert,
         "export_checkpoint",
-        lambda folder, out, *, dtype: done.append((folder, out, dtype)) or "bf16",
+        lambda folder, out, *, dtype, is_decrypted: done.append((folder, out, dtype)) or "bf16",
     )
     return done
 

@@ -261,7 +261,7 @@ def test_weights_of_another_model_are_refused(run: RunFolder, tmp_path: Path) ->
 
 def test_mistakes_and_damage_are_one_message(run: RunFolder) -> None:
     for options, what in (
-        ({"num_samples": 0}, "nothing to compare"),
+        ({"num_samples": 0}, "the number of samples to compare is 0"),
         ({"first": 5}, "--from is 5, but it must be less than the last step, 5"),
         ({"last": 9}, "no step 9"),
     ):
