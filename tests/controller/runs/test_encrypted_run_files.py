@@ -17,6 +17,7 @@ from areal_like.errors import UserError
 from areal_like.metrics import JsonlLog, read_jsonl
 from controller.dashboard.jsonl_tail import JsonlTail
 from controller.report.data import RunData, read_settings
+from controller.run_folder.restarts import read_restarts, record_restart
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.run_notes import read_notes, write_notes
 from controller.runs.facts import read_facts, tail_rows
@@ -45,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     log.append(NOTE)
     log.close()
     write_summary(made.summary, {"steps": 3, "answers": [{"prompt": CANARY}]})
+    record_restart(made.root, f"the run failed (no score for {CANARY})", 3)
     return made
 
 
@@ -65,6 +67,7 @@ def test_every_reader_shows_the_texts_with_the_key(folder):
     data = RunData.load(folder)
     assert [row["text"] for row in data.notes] == [NOTE["text"]]
     assert read_notes(folder.root).notes == CANARY
+    assert [row["cause"] for row in read_restarts(folder.root)] == [f"the run failed (no score for {CANARY})"]
     assert folder.read_state()["reason"] == f"no score for {CANARY}"
     assert read_facts(folder).summary["answers"] == [{"prompt": CANARY}]
     assert read_settings(folder, []) == {"notes": CANARY, "num_steps": 3}
@@ -80,6 +83,9 @@ def test_without_the_key_numbers_are_shown_and_texts_are_not(folder, monkeypatch
     assert note["text"] == HIDDEN
     assert folder.read_state()["reason"] == HIDDEN
     assert read_notes(folder.root).notes == ""
+    assert [row["cause"] for row in read_restarts(folder.root)] == [HIDDEN]
+    record_restart(folder.root, CANARY, 3)
+    assert len(read_restarts(folder.root)) == 1, "a cause is not written in the clear"
     assert read_facts(folder).summary == {"steps": 3}
     problems: list[str] = []
     assert read_settings(folder, problems) == {}
