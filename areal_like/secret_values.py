@@ -54,9 +54,12 @@ def sealed_for_log(text: str) -> str:
     if not root:
         return text
     try:
-        return _texts(root).sealed("log", text)
+        texts = _texts(root)
     except UserError:
+        texts = None
+    if texts is None or not texts.is_sealing:  # no key, or the folder was moved
         return "[left out: the key of the run is not available in this process]"
+    return texts.sealed("log", text)
 
 
 @functools.lru_cache(maxsize=2)

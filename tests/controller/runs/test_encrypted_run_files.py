@@ -15,11 +15,13 @@ from areal_like.encryption.settings import EncryptionSettings
 from areal_like.encryption.texts import HIDDEN
 from areal_like.errors import UserError
 from areal_like.metrics import JsonlLog, read_jsonl
+from controller.cli.arguments import make_parser
 from controller.dashboard.jsonl_tail import JsonlTail
 from controller.report.data import RunData, read_settings
 from controller.run_folder.restarts import read_restarts, record_restart
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.run_notes import read_notes, write_notes
+from controller.runs.commands import run_command
 from controller.runs.facts import read_facts, tail_rows
 from controller.telemetry.eval_answers import EvalAnswers
 from controller.telemetry.journal import rows_of
@@ -56,6 +58,17 @@ def test_no_text_is_in_a_file_and_numbers_are(folder):
     first = json.loads(folder.metrics.read_text().splitlines()[0])
     assert (first["kind"], first["accuracy"]) == ("eval", 0.5)
     assert json.loads(folder.summary.read_text())["steps"] == 3
+
+
+def test_pages_and_samples_are_not_written_into_the_run(folder):
+    for command in (
+        ["report", str(folder.root), "--out", str(folder.root / "page")],
+        ["compare", str(folder.root), str(folder.root), "--out", str(folder.root)],
+        ["samples", str(folder.root), "--format", "jsonl", "--out", str(folder.root / "samples.jsonl")],
+        ["samples", str(folder.root), "--format", "html"],
+    ):
+        with pytest.raises(UserError, match=r"in the clear, and .* encrypted .*outside of it with --out"):
+            run_command(make_parser(lambda text: 2).parse_args(command))
 
 
 def test_every_reader_shows_the_texts_with_the_key(folder):
