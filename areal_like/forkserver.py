@@ -27,6 +27,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -135,6 +136,8 @@ def run_child(child: ChildSpec, server_pid: int) -> NoReturn:
     os.close(log)
     os.close(nothing)
     setproctitle.setproctitle(child.title)  # uses the memory of the original environment
+    if os.environ.get("TMPDIR") != child.environment.get("TMPDIR"):
+        tempfile.tempdir = None  # a module that was imported has looked it up already
     os.environ.clear()
     os.environ.update(child.environment)
     sys.argv = [child.module, *child.arguments]

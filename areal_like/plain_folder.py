@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from areal_like.encryption.files import copy_encrypted, copy_plain, key_to_read
-from areal_like.encryption.run_key import MARKER, check_key, encrypted_root
-from areal_like.encryption.sealed_file import is_sealed
+from areal_like.encryption.master_key import KEY_FILE_VARIABLE
+from areal_like.encryption.run_key import MARKER, RESTORE, check_key, encrypted_root
+from areal_like.encryption.sealed_file import SealedFileError, is_sealed
 from areal_like.errors import UserError
 from areal_like.secret_values import SEALED_LOGS
 from areal_like.store_owner import OWNER_FILE, SHARED_MEMORY, STORE_PREFIX, claim, sweep_dead
@@ -27,8 +28,16 @@ MARGIN_BYTES = 1 << 20
 
 
 def is_encrypted_model(folder: Path) -> bool:
-    """Whether a folder has encrypted weights."""
-    return any(is_sealed(file) for file in folder.glob(WEIGHTS))
+    """Whether a folder has encrypted weights.
+
+    Raises UserError if a file of weights is in the clear, although the folder is encrypted: it was exchanged.
+    """
+    found = {file: is_sealed(file) for file in sorted(folder.glob(WEIGHTS))}
+    if not all(found.values()) and encrypted_root(folder) is not None:
+        exchanged = next(file for file, is_one in found.items() if not is_one)
+        what = "the file is not encrypted, although it belongs to encrypted data, so it was exchanged"
+        raise SealedFileError(what, where=str(exchanged), remedy=RESTORE)
+    return any(found.values())
 
 
 @contextlib.contextmanager
@@ -97,14 +106,20 @@ def decrypt_folder(source: Path, target: Path) -> int:
     return count
 
 
+def required_memory() -> Path:
+    """The folder of shared memory, for what must not be on a disk. Raises UserError: there is none."""
+    if not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)):
+        what = f"decrypted data is kept in {SHARED_MEMORY} only, which is missing or cannot be written"
+        raise UserError(what, where="encryption", remedy="mount a tmpfs there")
+    return SHARED_MEMORY
+
+
 def memory_folder(num_bytes: int = 0) -> Path:
     """Make a private folder in shared memory, for `num_bytes`. The caller removes it; if it is killed, others do.
 
     Raises UserError: there is no shared memory, or too little.
     """
-    if not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)):
-        what = f"decrypted weights are kept in {SHARED_MEMORY} only, which is missing or cannot be written"
-        raise UserError(what, where="encryption", remedy="mount a tmpfs there")
+    required_memory()
     sweep_dead(SHARED_MEMORY, PREFIX)
     free = shutil.disk_usage(SHARED_MEMORY).free
     if free < num_bytes + MARGIN_BYTES:
@@ -126,7 +141,7 @@ def _copied(folder: Path) -> Path:
         for file in sorted(folder.iterdir()):
             if file in sealed:
                 copy_plain(file, home / file.name)
-            elif file.name != OWNER_FILE:
+            elif file.name not in (OWNER_FILE, MARKER):  # with the marker, the copy would be an encrypted folder
                 (home / file.name).symlink_to(file.resolve())
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
@@ -139,6 +154,8 @@ def protect_process(root: Path) -> None:
     shared memory.
     """
     os.environ[SEALED_LOGS] = str(root)
+    if moved := os.environ.get(KEY_FILE_VARIABLE):  # processes work in the folder in which the run was started
+        os.environ[KEY_FILE_VARIABLE] = str(Path(moved).expanduser().absolute())
     use_memory_for_scratch()
 
 

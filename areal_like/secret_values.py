@@ -6,6 +6,7 @@ program prints by itself does not pass through here. Logs of an encrypted run pa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -53,10 +54,12 @@ def sealed_for_log(text: str) -> str:
     root = os.environ.get(SEALED_LOGS)
     if not root:
         return text
-    try:
-        return _texts(root).sealed("log", text)
-    except UserError:
+    texts: Texts | None = None
+    with contextlib.suppress(UserError):
+        texts = _texts(root)
+    if texts is None or not texts.is_sealing:  # no key, or the folder was moved
         return "[left out: the key of the run is not available in this process]"
+    return texts.sealed("log", text)
 
 
 @functools.lru_cache(maxsize=2)

@@ -17,6 +17,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from areal_like.durable import flush_to_disk
 from areal_like.encryption.master_key import KeyPlace, key_place, read_master_key
 from areal_like.errors import UserError
 
@@ -129,6 +130,8 @@ def encrypt_folder(root: Path, settings: KeyPlace) -> RunKey:
         "key_file": None if key_file is None else str(key_file),
     }  # fmt: skip
     (root / MARKER).write_text(json.dumps(marker, indent=1) + "\n")
+    flush_to_disk(root / MARKER)  # without it nothing of the folder can be read
+    flush_to_disk(root)
     return key
 
 

@@ -14,7 +14,7 @@ class EncryptionSettings(Settings):
     """
 
     key_file: str | None = Field(None, min_length=1)
-    """File with the key, which only its owner can read; not in `runs_dir`."""
+    """File with the key, which not every user can read; not in `runs_dir`."""
     key_env: str | None = Field(None, min_length=1, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Name of the environment variable with the key. Programs that the run starts inherit it."""
 

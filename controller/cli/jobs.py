@@ -25,7 +25,7 @@ from rich.console import Console
 from areal_like import __version__
 from areal_like.config import dump_yaml
 from areal_like.encryption.files import read_text, write_text
-from areal_like.encryption.run_key import check_key, encrypt_folder, run_key_of
+from areal_like.encryption.run_key import MARKER, check_key, encrypt_folder, encrypted_root, run_key_of
 from areal_like.errors import UserError
 from areal_like.plain_folder import protect_process
 from areal_like.process import private_files
@@ -113,12 +113,16 @@ def resume(run: Path, *, accept_loss: bool = False, past_early_stop: bool = Fals
         raise UserError(
             "the run is finished", where=str(folder.root), remedy="start a new run with more steps (num_steps=...)"
         )
-    if (home := Path(state.get("started_in", "."))).is_dir():
-        os.chdir(home)
     if run_key_of(folder.root) is not None:
         protect_process(folder.root)
+    if (home := Path(state.get("started_in", "."))).is_dir():
+        os.chdir(home)
     # Prepared models are next to the run, even if the folder of runs was moved.
     config = read_config(folder).model_copy(update={"runs_dir": str(folder.root.parent)})
+    if config.encryption is not None and encrypted_root(folder.root) is None:
+        what = f"the run is not encrypted ({MARKER} is missing), and a run cannot be encrypted after its start"
+        remedy = f"remove encryption from {folder.config}, or start a new run; restore {MARKER} if it was removed"
+        raise UserError(what, where="encryption", remedy=remedy)
     if past_early_stop or state.get("past_early_stop"):
         config = config.model_copy(update={"early_stop": None})
     rows = JobRows.load(as_recorded(config, folder.root), root=folder.root)

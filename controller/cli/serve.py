@@ -27,7 +27,7 @@ from areal_like.device_names import names_gpu
 from areal_like.encryption.files import read_text
 from areal_like.encryption.run_key import check_key, encrypted_root
 from areal_like.errors import OperationError, UserError
-from areal_like.plain_folder import decrypt_folder, is_encrypted_model, use_memory_for_scratch
+from areal_like.plain_folder import decrypt_folder, is_encrypted_model, required_memory, use_memory_for_scratch
 from areal_like.safety import SafetyFilter, SafetyStage
 from areal_like.serve_files import UNNAMED_MODEL, ServeSpec
 from areal_like.settings import DType
@@ -83,9 +83,11 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
         what = "the model's tokenizer has no chat template, which is required for the messages of clients"
         raise UserError(what, where=arguments.model, remedy="choose a model with a chat template")
     adapters = adapters_of(arguments.adapter, arguments.name or found.name)
-    if encrypted_root(Path(found.model or found.checkpoint or "")) is not None:
+    if encrypted_root(Path(found.model or found.checkpoint or "")) is None:
+        place = Path(tempfile.gettempdir())
+    else:  # TMPDIR may be on a disk
+        place = required_memory()
         use_memory_for_scratch()
-    place = Path(tempfile.gettempdir())
     sweep_dead(place, FOLDER_PREFIX)
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=place))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the folder may hold a whole model

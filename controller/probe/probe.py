@@ -5,8 +5,8 @@ services/reward/try_answers.py, trainer/probe_logprobs.py. Conclusions are in fi
 
 The processes run one after the other: the model and its version 0, samples, verdicts on samples and gold answers,
 log-probs of the trainer. Each is guarded: its children are killed when it exits, and it is killed when this process
-exits (areal_like/guard.py). Their files are in a folder among the runs, which is removed with the probe; the folder of
-a killed probe is removed when the next one starts.
+exits (areal_like/guard.py). Their files are in a folder among the runs, or in shared memory if runs of the config are
+encrypted. It is removed with the probe; the folder of a killed probe is removed when the next one starts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from areal_like.errors import OperationError, UserError
+from areal_like.plain_folder import required_memory
 from areal_like.probe_files import LogprobSpec, ProbeAnswers, ProbeSpec, TryAnswer, TrySpec, TryVerdict
 from areal_like.store_owner import claim, sweep_dead
 from areal_like.weights.weight_store import WeightStore
@@ -72,10 +73,10 @@ class Probe:
         order = order_of(config, table)
         count = min(self.num_prompts, len(table), order.max_draws or self.num_prompts)
         rows = [dict(table[order.row_index(draw)]) for draw in range(count)]
-        runs_dir = Path(config.runs_dir).expanduser()
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        sweep_dead(runs_dir, FOLDER_PREFIX)
-        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=runs_dir) as name:
+        place = Path(config.runs_dir).expanduser() if config.encryption is None else required_memory()
+        place.mkdir(parents=True, exist_ok=True)
+        sweep_dead(place, FOLDER_PREFIX)
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=place) as name:
             claim(Path(name))
             return self._look(rows, Path(name).resolve())
 

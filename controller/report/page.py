@@ -69,9 +69,10 @@ def draw_report(
     is_offline = is_from_files(data.state)
     found = offline_charts.sections(data) if is_offline else sections(data)
     timeline, findings = read_timeline(data), diagnose(data)
-    if out is None and encrypted_root(folder.root) is not None:
+    if encrypted_root(out or folder.root) is not None:
         what = "the report contains texts of the run in the clear, and the run is encrypted"
-        raise UserError(what, where=str(folder.root), remedy="choose a folder for the report with --out FOLDER")
+        remedy = "choose a folder outside of it with --out FOLDER"
+        raise UserError(what, where=str(out or folder.root), remedy=remedy)
     target = out or folder.root
     if out is not None:
         make_folder(out)

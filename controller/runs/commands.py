@@ -172,9 +172,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     from controller.run_folder.locate import find_run_for_content
 
     folders = [find_run_for_content(run) for run in arguments.runs]
-    if not arguments.out and any(encrypted_root(folder.root) is not None for folder in folders):
+    is_inside = bool(arguments.out) and encrypted_root(Path(arguments.out)) is not None
+    if is_inside or (not arguments.out and any(encrypted_root(folder.root) is not None for folder in folders)):
         what = "the page contains settings of the runs in the clear, and a run is encrypted"
-        raise UserError(what, where="--out", remedy="choose a folder for the page with --out FOLDER")
+        raise UserError(what, where="--out", remedy="choose a folder outside of it with --out FOLDER")
     from controller.report.compare import compare
 
     print(compare(folders, Path(arguments.out) if arguments.out else None))

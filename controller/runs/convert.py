@@ -50,6 +50,8 @@ def export(
         )
     folder = best_checkpoint(source) if best else checkpoint_of(source, version)
     target = Path(out).expanduser().resolve()
+    if is_decrypted and encrypted_root(target) is not None:
+        raise UserError("the folder is within an encrypted one", where=out, remedy="choose a different folder")
     is_encrypted = encrypted_root(folder) is not None and not is_decrypted
     if repository is not None and is_encrypted:
         what = "the run is encrypted, and a repository with encrypted weights cannot be used"

@@ -42,6 +42,10 @@ def samples(
         raise UserError(
             what, where=str(folder.root), remedy=f"run areal-like report {folder.root} to see what the model learns"
         )
+    target = Path(out) if out not in ("", "-") else folder.root if format == "html" and not out else None
+    if target is not None and encrypted_root(target) is not None:
+        what = "the file contains texts of the run in the clear, and the run is encrypted"
+        raise UserError(what, where=str(target), remedy="choose a file outside of it with --out FILE")
     found = read_samples(folder, choice)
     for problem in found.problems:
         print(f"note: {problem}", file=sys.stderr)
@@ -51,9 +55,6 @@ def samples(
         from controller.runs.sample_page import sample_page
 
         page = sample_page(folder, choice, found, is_full=is_full)
-        if not out and encrypted_root(folder.root) is not None:
-            what = "the page contains texts of the run in the clear, and the run is encrypted"
-            raise UserError(what, where=str(folder.root), remedy="choose a file for the page with --out FILE")
         _deliver(page, out or str(folder.root / "samples.html"), "samples")
     elif format == "jsonl":
         _deliver("".join(f"{line}\n" for line in as_lines(found.samples)), out, "samples")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from areal_like.secret_values import sealed_for_log
 from areal_like.wire import messages as m
 from controller.coordinator.effects import (
     AddWorker,
@@ -160,7 +161,7 @@ class EffectDispatcher:
                 self._journal.measure("note", note=effect.kind, text=effect.text)
                 log.info("%s: %s", effect.kind, effect.text)
                 if HANDLING[effect.kind].is_traced:
-                    self._tracer.instant(effect.kind, text=effect.text)
+                    self._tracer.instant(effect.kind, text=sealed_for_log(effect.text))
                 # exits at the end of the run are not reported
                 if HANDLING[effect.kind].is_shown and self._end.outcome is None:
                     self._display.note(effect.text, "warning")

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from areal_like.errors import WeightError, WeightsDamaged
+from areal_like.secret_values import SEALED_LOGS
 from areal_like.store_owner import SHARED_MEMORY, claim, remove_if_dead, sweep_dead
 from areal_like.weights.delta import Base, DeltaManifest, apply_tensor, digest
 from areal_like.weights.weight_store import WeightManifest, manifest_name, tensors_in, verify
@@ -47,10 +48,13 @@ class DeltaPart(NamedTuple):
 
 
 def local_roots(run_id: str, worker: str) -> tuple[Path, ...]:
-    """Possible folders of one worker's versions, best first: shared memory, then temporary files."""
+    """Possible folders of one worker's versions, best first: shared memory, then temporary files, which may be on a
+    disk, unless the run is encrypted."""
     name = "areal_like-" + re.sub(r"[^\w.-]", "_", f"{run_id}.{worker}-{os.getuid()}")
     folders = [SHARED_MEMORY] if SHARED_MEMORY.is_dir() else []
-    return tuple(folder / name for folder in (*folders, Path(tempfile.gettempdir())))
+    if not (folders and os.environ.get(SEALED_LOGS)):
+        folders.append(Path(tempfile.gettempdir()))
+    return tuple(folder / name for folder in folders)
 
 
 class LocalVersions:

@@ -79,6 +79,13 @@ def test_a_process_without_the_key_logs_no_content(run, monkeypatch):
     assert "the key of the run is not available in this process" in stream.getvalue()
 
 
+def test_a_process_whose_run_was_moved_logs_no_content(run, monkeypatch):
+    (run / "encryption.json").unlink()
+    stream = io.StringIO()
+    logged(stream)
+    assert CANARY not in stream.getvalue()
+
+
 def test_other_runs_are_logged_as_they_are(monkeypatch):
     monkeypatch.delenv(SEALED_LOGS, raising=False)
     stream = io.StringIO()

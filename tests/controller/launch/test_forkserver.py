@@ -29,13 +29,14 @@ from services.processes.process_tree import is_alive
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fork server is used on Linux only")
 
 CHILD = """
-import json, os, sys, time
+import json, os, sys, tempfile, time
 import numpy, preloaded
 if __name__ == "__main__":
     print(json.dumps({
         "argv": sys.argv, "imported_by": preloaded.PID, "parent": os.getppid(), "session": os.getsid(0),
         "threads": os.environ["OMP_NUM_THREADS"], "mine": os.environ["MINE"], "stdin": sys.stdin.read(),
         "safe_path": sys.flags.safe_path, "folder": os.getcwd(), "draw": int(numpy.random.randint(1 << 60)),
+        "temporary": tempfile.gettempdir(),
     }), flush=True)
     print("error: words", file=sys.stderr)
     if sys.argv[1] == "wait":
@@ -46,7 +47,7 @@ if __name__ == "__main__":
 
 @contextlib.asynccontextmanager
 async def forking(folder: Path, monkeypatch, preload: tuple[str, ...] = ("numpy", "preloaded")):
-    (folder / "preloaded.py").write_text("import os\nPID = os.getpid()\n")
+    (folder / "preloaded.py").write_text("import os, tempfile\nPID = os.getpid()\ntempfile.gettempdir()\n")
     (folder / "forked_child.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.delenv(SHARED, raising=False)
@@ -60,7 +61,8 @@ async def forking(folder: Path, monkeypatch, preload: tuple[str, ...] = ("numpy"
 
 
 async def start(launcher: LocalLauncher, name: str, word: str) -> int:
-    environment = {**child_environment(2, user_path=launcher.user_path), "MINE": name}
+    temporary = str(launcher.log_of(name).parent)
+    environment = {**child_environment(2, user_path=launcher.user_path), "MINE": name, "TMPDIR": temporary}
     return await launcher.start(name, ["-m", "forked_child", word], environment)
 
 
@@ -83,6 +85,7 @@ def test_a_forked_process_is_what_a_started_one_would_be_but_imports_nothing_aga
                 assert words["session"] == pid
                 assert (words["threads"], words["mine"], words["stdin"]) == ("2", name, "")
                 assert words["safe_path"]
+                assert words["temporary"] == str(launcher.log_of(name).parent)
                 assert "error: words" in tail_of(launcher.log_of(name))
             assert words_of(launcher, "one")["draw"] != words_of(launcher, "two")["draw"]
 

@@ -15,10 +15,13 @@ from areal_like.encryption.settings import EncryptionSettings
 from areal_like.encryption.texts import HIDDEN
 from areal_like.errors import UserError
 from areal_like.metrics import JsonlLog, read_jsonl
+from controller.cli.arguments import make_parser
 from controller.dashboard.jsonl_tail import JsonlTail
 from controller.report.data import RunData, read_settings
+from controller.run_folder.restarts import read_restarts, record_restart
 from controller.run_folder.run_folder import RunFolder
 from controller.run_folder.run_notes import read_notes, write_notes
+from controller.runs.commands import run_command
 from controller.runs.facts import read_facts, tail_rows
 from controller.telemetry.eval_answers import EvalAnswers
 from controller.telemetry.journal import rows_of
@@ -45,6 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     log.append(NOTE)
     log.close()
     write_summary(made.summary, {"steps": 3, "answers": [{"prompt": CANARY}]})
+    record_restart(made.root, f"the run failed (no score for {CANARY})", 3)
     return made
 
 
@@ -56,6 +60,17 @@ def test_no_text_is_in_a_file_and_numbers_are(folder):
     assert json.loads(folder.summary.read_text())["steps"] == 3
 
 
+def test_pages_and_samples_are_not_written_into_the_run(folder):
+    for command in (
+        ["report", str(folder.root), "--out", str(folder.root / "page")],
+        ["compare", str(folder.root), str(folder.root), "--out", str(folder.root)],
+        ["samples", str(folder.root), "--format", "jsonl", "--out", str(folder.root / "samples.jsonl")],
+        ["samples", str(folder.root), "--format", "html"],
+    ):
+        with pytest.raises(UserError, match=r"in the clear, and .* encrypted .*outside of it with --out"):
+            run_command(make_parser(lambda text: 2).parse_args(command))
+
+
 def test_every_reader_shows_the_texts_with_the_key(folder):
     rows = [EVAL, NOTE]
     assert read_jsonl(folder.metrics) == rows
@@ -65,6 +80,7 @@ def test_every_reader_shows_the_texts_with_the_key(folder):
     data = RunData.load(folder)
     assert [row["text"] for row in data.notes] == [NOTE["text"]]
     assert read_notes(folder.root).notes == CANARY
+    assert [row["cause"] for row in read_restarts(folder.root)] == [f"the run failed (no score for {CANARY})"]
     assert folder.read_state()["reason"] == f"no score for {CANARY}"
     assert read_facts(folder).summary["answers"] == [{"prompt": CANARY}]
     assert read_settings(folder, []) == {"notes": CANARY, "num_steps": 3}
@@ -80,6 +96,9 @@ def test_without_the_key_numbers_are_shown_and_texts_are_not(folder, monkeypatch
     assert note["text"] == HIDDEN
     assert folder.read_state()["reason"] == HIDDEN
     assert read_notes(folder.root).notes == ""
+    assert [row["cause"] for row in read_restarts(folder.root)] == [HIDDEN]
+    record_restart(folder.root, CANARY, 3)
+    assert len(read_restarts(folder.root)) == 1, "a cause is not written in the clear"
     assert read_facts(folder).summary == {"steps": 3}
     problems: list[str] = []
     assert read_settings(folder, problems) == {}

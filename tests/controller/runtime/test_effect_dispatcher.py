@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from areal_like.red_team import REFUSED, SAFE
+from areal_like.secret_values import SEALED_LOGS
 from areal_like.verdict import Verdict
 from areal_like.wire import messages as m
 from controller.coordinator.effects import (
@@ -304,6 +306,16 @@ def test_payloads_are_purged_up_to_the_step_that_is_covered(caplog: pytest.LogCa
     caplog.set_level("INFO")
     assert Bench([PurgePayloads(covered_step=8)]).handle() == [("purge", 8)]
     assert "removed the stored tokens of 4 samples up to step 8 (100 bytes)" in caplog.text
+
+
+def test_the_text_of_a_note_is_not_in_the_clear_in_the_trace_of_an_encrypted_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "encryption.json").write_text("{}")  # its key cannot be read
+    monkeypatch.setenv(SEALED_LOGS, str(tmp_path))
+    said = Bench([Note(kind="migrated", text="words")]).handle()
+    (traced,) = [facts for what, *facts in said if what == "instant"]
+    assert "words" not in str(traced)
 
 
 @pytest.mark.parametrize(

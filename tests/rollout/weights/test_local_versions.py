@@ -232,3 +232,11 @@ def test_places_of_a_worker_have_its_name_and_begin_with_shared_memory(
     assert shared.name == f"areal_like-run_1.rollout-0-{os.getuid()}"
     monkeypatch.setattr(local_versions, "SHARED_MEMORY", tmp_path / "none")
     assert local_roots("run/1", "rollout-0") == (files,)
+
+
+def test_versions_of_an_encrypted_run_are_not_assembled_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_versions, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setenv("AREAL_LIKE_SEALED_LOGS", str(tmp_path))
+    assert [root.parent for root in local_roots("run/1", "rollout-0")] == [tmp_path]

@@ -18,6 +18,7 @@ from areal_like.encryption.sealed_file import SealedFileError
 from areal_like.encryption.settings import EncryptionSettings
 from areal_like.errors import UserError, WeightError
 from areal_like.plain_folder import filled_in_memory, is_encrypted_model, plain_folder
+from controller.runs.convert import export
 from controller.wiring.checkpoints import decrypt_model
 from trainer.checkpoints import checkpoint, provenance
 from trainer.checkpoints.checkpoint import CheckpointState, Retention
@@ -127,6 +128,26 @@ def test_an_export_is_encrypted_with_the_key_of_its_run_unless_it_is_asked_for_i
     assert provenance.changed_files(tmp_path / "plain", recorded) == []
     found = load_file(tmp_path / "plain" / "model.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in weights(1).items())
+
+
+def test_weights_in_the_clear_in_the_place_of_encrypted_ones_are_refused(run):
+    folder = save(run, 1)
+    save_file(weights(1), folder / "model.safetensors")
+    with pytest.raises(SealedFileError, match="is not encrypted, although it belongs to encrypted data"):
+        plain_folder(folder).__enter__()
+
+
+def test_the_decrypted_copy_of_an_export_is_no_encrypted_folder(run, tmp_path):
+    export_checkpoint(save(run, 1), tmp_path / "export")
+    with plain_folder(tmp_path / "export") as plain:
+        assert run_key_of(plain) is None
+        assert not is_encrypted_model(plain)
+
+
+def test_a_model_in_the_clear_is_not_exported_into_an_encrypted_folder(run):
+    folder = save(run, 1)
+    with pytest.raises(UserError, match="the folder is within an encrypted one"):
+        export(str(folder), str(run / "clear"), version=None, best=False, dtype=None, lora=None, is_decrypted=True)
 
 
 def test_what_a_library_writes_is_written_to_memory_and_encrypted_from_there(run):
