@@ -17,8 +17,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,9 +27,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import torch
 
 from areal_like.config import ProcessSpec
-from benchmarks.folders import REPOSITORY
 from benchmarks.packing import PROMPT, made_samples
-from benchmarks.runs import environment, write
+from benchmarks.rank_processes import run_job_of_ranks
+from benchmarks.runs import write
 from benchmarks.sharded_memory import LARGE, LIMIT_S, MB, RANKS, SMALL, TOKENS, prepare, process_spec, share_bytes
 from benchmarks.storage_accounting import LiveStorages
 from trainer.activity import Activity
@@ -96,20 +94,7 @@ def play(folder: Path, bucket_mb: float) -> list[Row]:
     """Run one process for each rank; returns what each wrote."""
     job = folder / "job.json"
     job.write_text(json.dumps({"folder": str(folder), "bucket_mb": bucket_mb}))
-    logs = [folder / f"rank-{rank}.log" for rank in range(RANKS)]
-    processes = []
-    for rank, log in enumerate(logs):
-        command = [sys.executable, "-m", "benchmarks.checkpoint_parts", "--job", str(job), "--rank", str(rank)]
-        with log.open("w") as file:
-            processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=REPOSITORY,
-                                              env=environment() | {"OMP_NUM_THREADS": "1"}))  # fmt: skip
-    try:
-        if any([process.wait(LIMIT_S) for process in processes]):
-            raise SystemExit("a rank failed:\n" + "\n".join(log.read_text()[-2000:] for log in logs))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    run_job_of_ranks("benchmarks.checkpoint_parts", job, RANKS, limit_s=LIMIT_S)
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
 
 

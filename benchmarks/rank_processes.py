@@ -40,3 +40,24 @@ def results_of_ranks(
         if process.returncode:
             raise SystemExit(f"{title}\n{out}{err}")
     return [json.loads(out.splitlines()[-1]) for out, _ in said]
+
+
+def run_job_of_ranks(module: str, job: Path, num_ranks: int, *, limit_s: float) -> None:
+    """Run `python -m module --job JOB --rank RANK` for each rank; the logs are next to the file of the job.
+
+    Raises SystemExit with the ends of the logs if a rank fails.
+    """
+    logs = [job.with_name(f"rank-{rank}.log") for rank in range(num_ranks)]
+    processes = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, "-m", module, "--job", str(job), "--rank", str(rank)]
+        with log.open("w") as file:
+            processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=REPOSITORY,
+                                              env=environment() | {"OMP_NUM_THREADS": "1"}))  # fmt: skip
+    try:
+        if any([process.wait(limit_s) for process in processes]):
+            raise SystemExit("\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

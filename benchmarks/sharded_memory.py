@@ -20,8 +20,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -33,9 +31,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_like.config import ModelSettings, ProcessSpec, SamplingSettings, StalenessSettings
-from benchmarks.folders import REPOSITORY
 from benchmarks.packing import PROMPT, made_samples
-from benchmarks.runs import environment, write
+from benchmarks.rank_processes import run_job_of_ranks
+from benchmarks.runs import write
 from benchmarks.storage_accounting import LiveStorages
 from trainer.activity import Activity
 from trainer.backends.fsdp import FsdpBackend
@@ -113,20 +111,7 @@ def measure(
     (folder / "run").mkdir()
     job.write_text(json.dumps({"folder": str(folder), "bucket_mb": bucket_mb, "tokens": tokens,
                                "has_reference": has_reference}))  # fmt: skip
-    logs = [folder / f"rank-{rank}.log" for rank in range(RANKS)]
-    processes = []
-    for rank, log in enumerate(logs):
-        command = [sys.executable, "-m", "benchmarks.sharded_memory", "--job", str(job), "--rank", str(rank)]
-        with log.open("w") as file:
-            processes.append(subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, cwd=REPOSITORY,
-                                              env=environment() | {"OMP_NUM_THREADS": "1"}))  # fmt: skip
-    try:
-        if any([process.wait(LIMIT_S) for process in processes]):
-            raise SystemExit("\n".join(f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    run_job_of_ranks("benchmarks.sharded_memory", job, RANKS, limit_s=LIMIT_S)
     results = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
     rows = [row for result in results for row in result["rows"]]
     order = {phase: place for place, phase in enumerate(("load", "check", "publish", "save", "export"))}

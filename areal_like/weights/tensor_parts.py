@@ -199,7 +199,7 @@ class SpreadTensor:
         target = wanted.first + (row - wanted.row) * wanted.columns + column - wanted.column
         if rows == 1 or columns == stored.columns == wanted.columns:
             opened.seek(piece.offset + source * size)
-            _fill(opened, out_U.data[target * size : (target + rows * columns) * size], piece.file)
+            fill(opened, out_U.data[target * size : (target + rows * columns) * size], piece.file)
             return
         start, end = wanted.first * size, (wanted.first + wanted.rows * wanted.columns) * size
         out_RU = out_U[start:end].reshape(wanted.rows, -1)[row - wanted.row :]
@@ -208,7 +208,7 @@ class SpreadTensor:
         step = max(1, READ_BYTES // (stored.columns * size))
         for begin in range(0, rows, step):
             read_RU = np.empty((min(step, rows - begin), stored.columns * size), np.uint8)
-            _fill(opened, read_RU.reshape(-1).data, piece.file)
+            fill(opened, read_RU.reshape(-1).data, piece.file)
             out_RU[begin : begin + len(read_RU), here : here + columns * size] = read_RU[
                 :, there : there + columns * size
             ]
@@ -267,7 +267,8 @@ def _overlap(one: Block, other: Block) -> Block | None:
     return Block(row, end - row, column, last - column, 0) if row < end and column < last else None
 
 
-def _fill(opened: FileIO, view: memoryview, path: Path) -> None:
+def fill(opened: FileIO, view: memoryview, path: Path) -> None:
+    """Read until `view` is full. Raises WeightError if the file ends before. path: of the file, for the message."""
     while len(view):
         num_bytes = opened.readinto(view)
         if not num_bytes:

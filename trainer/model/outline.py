@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from areal_like.errors import UserError, WeightError
-from areal_like.weights.tensor_parts import SpreadTensor, has_parts
+from areal_like.errors import UserError
+from areal_like.weights.tensor_parts import SpreadTensor, fill, has_parts
 from trainer.checkpoints.convert import INDEX, Stored, stored_tensors
 from trainer.export import first_named
 from trainer.host_copy import Items
@@ -66,7 +66,7 @@ class SlicedSource:
             for start in range(0, len(flat_N), num_items):
                 part_N = flat_N[start : start + num_items]
                 read_N = part_N if is_direct else torch.empty(len(part_N), dtype=dtype)
-                _fill(file, memoryview(read_N.view(torch.uint8).numpy().data), tensor.file)
+                fill(file, memoryview(read_N.view(torch.uint8).numpy().data), tensor.file)
                 if not is_direct:
                     part_N.copy_(read_N)
 
@@ -94,16 +94,8 @@ class SlicedSource:
             file.seek(tensor.start + row * row_items * dtype.itemsize)
             for start in range(0, num_rows, step):
                 rows = torch.empty(min(step, num_rows - start), row_items, dtype=dtype)
-                _fill(file, memoryview(rows.view(-1).view(torch.uint8).numpy().data), tensor.file)
+                fill(file, memoryview(rows.view(-1).view(torch.uint8).numpy().data), tensor.file)
                 out_RW[start : start + len(rows)].copy_(rows[:, column : column + width])
-
-
-def _fill(file: Any, view: memoryview, path: Path) -> None:
-    while len(view):
-        num_bytes = file.readinto(view)
-        if not num_bytes:
-            raise WeightError(f"{path} is truncated")
-        view = view[num_bytes:]
 
 
 def outline(folder: Path) -> PreTrainedModel:
