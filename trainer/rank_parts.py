@@ -14,8 +14,10 @@ All methods block, and belong on the thread that writes checkpoints. They use it
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import logging
 import os
 import socket
 import time
@@ -27,7 +29,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from areal_like.errors import OperationError, UserError
+from areal_like.errors import OperationError, UserError, first_line
 from areal_like.weights.payload_layout import TensorLayout, lay_out
 from areal_like.weights.tensor_parts import PLACES, PartPlace, part_name
 from trainer.checkpoints import checkpoint
@@ -37,6 +39,8 @@ from trainer.peer_errors import RankLost, peer_errors_as_rank_lost
 from trainer.ranks import Ranks
 from trainer.weights.publish import tensor_bytes
 from trainer.weights.tensor_file import PIECE_BYTES, FileFacts
+
+log = logging.getLogger(__name__)
 
 ROUND_S = 1.0
 """Time that a rank writes before it tells the others that it is still writing."""
@@ -218,10 +222,8 @@ class RankParts:
             while True:
                 try:
                     is_complete = is_complete or file.advance(time.monotonic() + ROUND_S)
-                except OSError as error:
-                    own = msgspec.structs.replace(
-                        own, errno=error.errno or errno.EIO, error=error.strerror or str(error)
-                    )
+                except Exception as error:  # the others wait for this rank, whatever it is
+                    own = _failed(own, error)
                 num_writing, num_failed = self._messages.sum(not is_complete, bool(own.errno))
                 if num_failed or not num_writing:
                     break
@@ -230,6 +232,14 @@ class RankParts:
         if file.facts is not None:
             own = msgspec.structs.replace(own, num_bytes=file.facts.num_bytes, sha256=file.facts.sha256)
         return self._messages.gather(own)
+
+
+def _failed(own: PartReport, error: Exception) -> PartReport:
+    """Return the report of a rank that could not write its file."""
+    if isinstance(error, OSError):
+        return msgspec.structs.replace(own, errno=error.errno or errno.EIO, error=error.strerror or str(error))
+    log.error("this rank's part of a checkpoint cannot be written", exc_info=error)
+    return msgspec.structs.replace(own, errno=errno.EIO, error=f"{type(error).__name__}: {first_line(error)}")
 
 
 def _check(reports: Sequence[PartReport], partial: Path) -> None:
@@ -256,7 +266,7 @@ def _not_shared(rank: int, host: str, folder: Path) -> str:
 def check_shared(ranks: Ranks, folder: Path) -> None:
     """Check that every rank sees the folder in which rank 0 creates checkpoints. Collective.
 
-    Raises UserError on every rank, naming the first that does not.
+    Raises UserError on every rank, naming the first that does not, or may not look.
     """
     number, reason = 0, ""
     if ranks.is_leader:
@@ -270,9 +280,10 @@ def check_shared(ranks: Ranks, folder: Path) -> None:
         what = f"rank 0 cannot create the folder of checkpoints{reason}"
         raise UserError(what, where=str(folder), remedy="choose a different runs_dir, or correct its permissions")
     probe = _probe(folder, number)
-    first = ranks.min(torch.tensor([ranks.size if probe.is_dir() else ranks.rank], device=ranks.device))
+    first = ranks.min(torch.tensor([ranks.size if os.path.isdir(probe) else ranks.rank], device=ranks.device))
     if ranks.is_leader:
-        probe.rmdir()
+        with contextlib.suppress(OSError):  # an empty folder, which the next checkpoint removes
+            probe.rmdir()
     if int(first) < ranks.size:
         what = f"rank {int(first)} does not see the folder that rank 0 has created, so it cannot write its part there"
         raise UserError(what, where=str(folder), remedy=REMEDY)

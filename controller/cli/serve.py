@@ -34,6 +34,7 @@ from areal_like.settings import DType
 from areal_like.store_owner import claim, sweep_dead
 from areal_like.transport.ports import can_listen
 from areal_like.weights.adapter_folder import AdapterFolder, base_problem, read_adapter
+from areal_like.weights.tensor_parts import has_parts
 from areal_like.weights.weight_store import WeightStore
 from controller.config import model_folder
 from controller.launch.environments import child_environment
@@ -150,7 +151,7 @@ def prepare(
 def find(source: str, version: int | None) -> Found:
     """Find the run, checkpoint or model that a name refers to. Raises UserError."""
     folder = Path(source).expanduser()
-    is_model, name = (folder / "config.json").is_file(), folder.resolve().name
+    is_model, name = (folder / "config.json").is_file() and not has_parts(folder), folder.resolve().name
     if version is not None and (is_model or is_checkpoint(folder)):
         raise UserError(
             "--version can only be used with a run", where="--version", remedy="remove --version, or specify the run"

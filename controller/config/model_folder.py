@@ -140,11 +140,14 @@ def check_weights(folder: Path) -> None:
 
 
 def tensor_shapes(path: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of a local model's tensors by name, from its safetensors headers; empty if they cannot be read."""
+    """Shapes of a local model's tensors by name, from its safetensors headers; empty if they cannot be read, or are the
+    parts of a checkpoint, which `check_weights` refuses."""
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         folder = find_model(path)
-        for file in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+        if folder is None or has_parts(folder):
+            return {}
+        for file in sorted(folder.glob("*.safetensors")):
             shapes |= shapes_in(file)
     except (UserError, OSError, KeyError, TypeError, ValueError, OverflowError):
         return {}

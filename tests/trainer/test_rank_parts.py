@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from areal_like.errors import OperationError, UserError, WeightError
 from areal_like.weights.tensor_parts import part_name, tensors_in
-from controller.config.model_folder import check_weights
+from controller.config.model_folder import check_weights, tensor_shapes
 from controller.runs.replay.tensors import compare_folders, digests_in
 from trainer import rank_parts as module
 from trainer.checkpoints import checkpoint
@@ -113,7 +113,7 @@ def save_together(
                 return parts.follow(copied_by(rank))
             state = CheckpointState(version=version, lineage="l0", run_id="t", config_digest="d")
             return parts.lead(run_dir, state, copied_by(0), MORE, write_rest, Retention(keep=9))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not isinstance(error, OperationError) or isinstance(error, RankLost):
                 messages.lose()
             return error
@@ -153,7 +153,7 @@ def test_ranks_agree_while_a_slow_one_writes(tmp_path: Path, monkeypatch: pytest
     assert messages.num_rounds == SIZE * 5, "rank 0 has four tensors, and then its end"
 
 
-def failing_on(rank: int, at_write: int, error: OSError) -> Callable[..., int]:
+def failing_on(rank: int, at_write: int, error: BaseException) -> Callable[..., int]:
     right, num = module.put_bytes, [0]
 
     def put(opened: Any, digest: Any, data: memoryview) -> int:
@@ -172,10 +172,11 @@ def failing_on(rank: int, at_write: int, error: OSError) -> Callable[..., int]:
     [
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full; the previous contents are unchanged"),
         (OSError(errno.EIO, "Input/output error"), r"rank \d on \S+: Input/output error; the previous contents"),
+        (MemoryError("of the host"), r"rank \d on \S+: MemoryError: of the host; the previous contents"),
     ],
 )
 def test_rank_that_cannot_write_costs_that_checkpoint_and_the_next_one_is_written(
-    error: OSError, words: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, words: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_together(tmp_path, 1)
     with monkeypatch.context() as broken:
@@ -199,9 +200,9 @@ def test_rank_that_is_lost_leaves_the_earlier_checkpoint_and_nothing_else(
     it."""
     save_together(tmp_path, 1)
     with monkeypatch.context() as broken:
-        broken.setattr(module, "put_bytes", failing_on(rank, 3, RuntimeError("killed")))  # type: ignore[arg-type]
+        broken.setattr(module, "put_bytes", failing_on(rank, 3, SystemExit("killed")))
         results, _ = save_together(tmp_path, 2)
-    assert isinstance(results.pop(rank), RuntimeError)
+    assert isinstance(results.pop(rank), SystemExit)
     assert all(isinstance(one, RankLost) for one in results)
     (only,) = (one for one in (tmp_path / "checkpoints").iterdir() if not one.name.endswith(".partial"))
     checkpoint.verify(only)
@@ -300,6 +301,10 @@ def test_folder_is_checked_by_all_ranks(tmp_path: Path, monkeypatch: pytest.Monk
             UserError, match=r"rank 1 does not see the folder .* set trainer\.checkpoint\.parts: rank_0"
         ):
             check_shared(other, where)
+    with monkeypatch.context() as refused:
+        refused.setattr(os, "stat", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+        with pytest.raises(UserError, match="rank 1 does not see the folder"):
+            check_shared(ranks(1, 7, 2), folder)
     monkeypatch.setattr(
         Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EACCES, "Permission denied"))
     )
@@ -365,6 +370,7 @@ def test_model_in_parts_is_loaded_like_one_in_full(is_tied: bool, tmp_path: Path
         weight_files(tmp_path / "parts")
     with pytest.raises(UserError, match="the folder is a checkpoint in the parts of several ranks -> convert it with"):
         check_weights(tmp_path / "parts")
+    assert tensor_shapes(str(tmp_path / "parts")) == {}, "not those of ranges"
     (tmp_path / "parts" / part_name(1, 2)).unlink()
     with pytest.raises(WeightError, match=r"part-00001-of-00002\.safetensors is missing, one of the 2 parts"):
         load_causal_lm(tmp_path / "parts")

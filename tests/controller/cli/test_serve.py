@@ -68,6 +68,18 @@ def test_a_version_of_a_run_is_its_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert seen == [(str(run), 4), (str(run), None)]
 
 
+def test_a_checkpoint_in_the_parts_of_ranks_is_exported_first(tmp_path: Path) -> None:
+    """The folder of one that rank 0 wrote is a model itself."""
+    folder = model_in(tmp_path / "step_000004")
+    (folder / "manifest.json").write_text("{}")
+    (folder / "state.json").write_text("{}")
+    assert find(str(folder), None) == Found("step_000004", str(folder), None, {})
+    (folder / "model.safetensors").rename(folder / "part-00000-of-00001.safetensors")
+    assert find(str(folder), None) == Found("step_000004", None, folder, {})
+    with pytest.raises(UserError, match="--version can only be used with a run"):
+        find(str(folder), 4)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -177,9 +177,9 @@ def test_float32_on_the_host_is_read_in_one_piece_however_small_pieces_are(
 ) -> None:
     save_file({"exp_avg/a": torch.randn(3000)}, tmp_path / "optimizer.safetensors")
     sizes: list[int] = []
-    fill = trainer.model.outline._fill
+    fill = trainer.model.outline.fill
     monkeypatch.setattr(
-        trainer.model.outline, "_fill", lambda file, view, path: (sizes.append(len(view)), fill(file, view, path))
+        trainer.model.outline, "fill", lambda file, view, path: (sizes.append(len(view)), fill(file, view, path))
     )
     moment_reader(stored_optimizer(tmp_path), {"a": ["exp_avg"]})("a", Items(10, 2990))
     assert sizes == [4 * 2990]
