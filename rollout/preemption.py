@@ -4,13 +4,16 @@ The watch runs in the worker's process, because the notice concerns its machine.
 it leaves is in worker.py, and is the same as after SIGTERM.
 
 A notice that is there at the first look is not acted on until it has disappeared: a worker that the run restarts on the
-same machine, because no other is left, would otherwise leave again at once. A request that fails says nothing, in
-neither direction.
+same machine, because no other is left, would otherwise leave again at once. A look that fails says nothing, in
+neither direction. File and address are watched independently: one that never answers does not hide the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
@@ -24,7 +27,7 @@ from areal_like import limits
 from areal_like.settings import Settings
 
 REQUEST_S = 2.0
-"""Time limit of a request; metadata servers answer within milliseconds."""
+"""Time limit of each operation of a request, and of reading its reply; metadata servers answer within milliseconds."""
 MAX_REPLY_BYTES = 64 << 10
 TOKEN_TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN = "X-aws-ec2-metadata-token"
@@ -67,8 +70,25 @@ Look = Callable[[PreemptionSettings], Awaitable[str | None]]
 
 
 async def look(settings: PreemptionSettings) -> str | None:
-    """Look at the file, then at the address."""
-    return await asyncio.to_thread(_look, settings)
+    """Look at the file, then at the address.
+
+    It does so in a thread of its own, which is abandoned when this call is cancelled: the loop waits at its end for
+    threads of its pool, and a name server or a file system may hang.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[str | None] = loop.create_future()
+
+    def answer(text: str | None) -> None:
+        if not found.done():
+            found.set_result(text)
+
+    def work() -> None:
+        text = _look(settings)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(answer, text)
+
+    threading.Thread(target=work, name="preemption", daemon=True).start()
+    return await found
 
 
 async def notice(
@@ -82,9 +102,32 @@ async def notice(
 
     on_ignored: called with the sentence if a notice is there from the start.
     """
+    sources = [{"url": None, "token_url": None, "headers": {}, "match": ""}] if settings.file else []
+    sources += [{"file": None}] if settings.url else []
+    watches = [
+        asyncio.create_task(_notice_of(settings.model_copy(update=source), on_ignored, look, sleep))
+        for source in sources
+    ]
+    try:
+        while not watches:
+            await sleep(settings.poll_s)
+        done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for watch in watches:
+            watch.cancel()
+
+
+async def _notice_of(
+    settings: PreemptionSettings,
+    on_ignored: Callable[[str], None],
+    look: Look,
+    sleep: Callable[[float], Awaitable[None]],
+) -> str:
+    """Wait for a notice of one source."""
     has_been_absent = is_first = True
     while True:
-        found = await look(settings) if settings.is_set else None
+        found = await look(settings)
         if found is not None and is_first:
             is_first, has_been_absent = False, not found
             if found:
@@ -97,8 +140,11 @@ async def notice(
 
 
 def _look(settings: PreemptionSettings) -> str | None:
-    if settings.file and Path(settings.file).expanduser().exists():
-        return f"{settings.file} exists"
+    try:
+        if settings.file and Path(settings.file).expanduser().exists():
+            return f"{settings.file} exists"
+    except (OSError, ValueError, RuntimeError):  # a folder that may not be read, an unknown user
+        return None
     return _look_at_url(settings) if settings.url else ""
 
 
@@ -119,8 +165,14 @@ def _look_at_url(settings: PreemptionSettings) -> str | None:
 
 
 def _reply(request: urllib.request.Request) -> str:
+    """The beginning of the reply. Raises TimeoutError if it takes too long in small pieces."""
     with _OPENER.open(request, timeout=REQUEST_S) as answer:
-        return str(answer.read(MAX_REPLY_BYTES).decode(errors="replace"))
+        due_s, content = time.monotonic() + REQUEST_S, b""
+        while len(content) < MAX_REPLY_BYTES and (part := answer.read1(MAX_REPLY_BYTES - len(content))):
+            content += part
+            if time.monotonic() > due_s:
+                raise TimeoutError(f"{request.full_url} did not answer within {REQUEST_S:g} s")
+        return content.decode(errors="replace")
 
 
 def _first_line(text: str) -> str:

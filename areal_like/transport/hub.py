@@ -26,7 +26,7 @@ import zmq
 
 from areal_like.errors import UserError, WireError
 from areal_like.transport import curve
-from areal_like.transport.credentials import JoinSecret, load_join_secret, token_name
+from areal_like.transport.credentials import CANDIDATE, JoinSecret, load_join_secret, token_name
 from areal_like.transport.sockets import (
     BURST,
     LISTEN_S,
@@ -48,6 +48,8 @@ from areal_like.wire.messages import PROTOCOL, Goodbye, Heartbeat, Hello, Messag
 log = logging.getLogger(__name__)
 
 MAX_PEERS = 4096
+MAX_CANDIDATES = 1024
+"""Number of peers that may be candidates. They choose their own names, and must leave room for the run's processes."""
 MAX_NAME_CHARS = 100
 MAX_RETIRED = 4096
 """Number of replaced incarnations that are remembered, so that an old process cannot replace its successor."""
@@ -345,6 +347,9 @@ class Hub:
         self._send_frames(route, encode(Welcome(run_id=self._run_id, incarnation=known.registration)))
         return (hello.name, hello) if is_new else None
 
+    def _num_candidates(self) -> int:
+        return sum(info.role == CANDIDATE for info in self.peers.values())
+
     def _objection(self, hello: Hello) -> str:
         if hello.protocol != PROTOCOL:
             return f"protocol {hello.protocol}, this run uses {PROTOCOL}"
@@ -361,4 +366,6 @@ class Hub:
             return f"{hello.name} was replaced by a newer process of that name"
         if hello.name not in self.peers and len(self.peers) >= MAX_PEERS:
             return f"this hub already has {MAX_PEERS} peers"
+        if hello.role == CANDIDATE and hello.name not in self.peers and self._num_candidates() >= MAX_CANDIDATES:
+            return f"this hub already has {MAX_CANDIDATES} candidates"
         return ""

@@ -6,7 +6,7 @@ result. After a change it waits until the change has taken effect. Workers are s
 
   starved   the trainer waits for a batch, and every slot of the usable workers is taken: another worker would help
   blocked   the staleness bound allows no further group, and the other workers have slots for all running samples: one
-            worker is not needed
+            worker is not needed. With a bound of 0 this holds whenever the trainer works, and means nothing
   paused    none of this means anything: evaluations, replay, the start and the end of a run
 """
 
@@ -49,14 +49,14 @@ def condition_of(state: RunState) -> Condition:
     if state.phase is not Phase.RUNNING or state.evaluations.jobs or not state.workers.usable or _is_replaying(state):
         return "paused"
     usable, groups = state.workers.usable, state.groups
+    is_at_end = groups.num_started >= state.settings.num_steps * state.settings.groups_per_step
+    if is_at_end or not admission.has_draws(groups):
+        return "paused"
     num_running, num_slots = sum(len(one.outstanding) for one in usable), sum(one.num_slots for one in usable)
     is_awaited = state.trainer.requested is not None and state.trainer.requested > state.trainer.shipped
     if is_awaited:
         return "starved" if num_running >= num_slots else "balanced"
-    is_at_end = groups.num_started >= state.settings.num_steps * state.settings.groups_per_step
-    if is_at_end or not admission.has_draws(groups):
-        return "paused"
-    candidate = removable(state)
+    candidate = None if state.settings.bound == 0 else removable(state)
     if candidate is None or admission.may_start_group(state.settings, groups, state.workers.newest):
         return "balanced"
     return "blocked" if num_running <= num_slots - candidate.num_slots else "balanced"
@@ -120,7 +120,7 @@ def _decide(state: RunState, rule: ScalingRule, scaling: ScalingState) -> None:
         if count >= rule.max_workers:
             state.note("scale_limit", f"{words}, but there are rollout.autoscale.max_workers ({rule.max_workers})")
             return
-        state.emit(AddWorker())
+        state.emit(AddWorker(max_workers=rule.max_workers))
         state.note("scaled", f"a rollout worker is added ({count} -> {count + 1}): {words}")
         scaling.want(count + 1, state.now_s + rule.settle_s)
         return

@@ -253,7 +253,10 @@ class EndWorker(Effect, frozen=True):
 
 
 class AddWorker(Effect, frozen=True):
-    """Start one more rollout worker (autoscaling.py)."""
+    """Start one more rollout worker (autoscaling.py). max_workers: not if the run has as many that it started,
+    including those that have not registered yet."""
+
+    max_workers: int
 
 
 class RetireWorker(Effect, frozen=True):

@@ -8,6 +8,7 @@ reaches the controller, and they are killed when it exits: each requests that fr
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -89,7 +90,7 @@ class LocalLauncher(Launcher):
 
     async def address_for(self, name: str) -> str:
         """A free port of the configured host, or of loopback: all processes that it starts are on this machine."""
-        host = self._host if is_reachable(self._host) and ":" not in self._host else "127.0.0.1"
+        host = self._host if _is_ipv4(self._host) and is_reachable(self._host) else "127.0.0.1"
         return f"tcp://{host}:{unused_port(host)}"
 
     async def _spawn(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> Spawned:
@@ -99,6 +100,15 @@ class LocalLauncher(Launcher):
             except ForkServerGone as error:
                 log.warning("starting %s without the fork server, which takes longer: %s", name, error)
         return LocalProcess(await start_python(argv, environment, self.log_of(name)))
+
+
+def _is_ipv4(host: str) -> bool:
+    """Whether it is an IPv4 address, and not the name of an interface, which the controller can bind too."""
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def make(config: RunConfig, folder: RunFolder) -> LocalLauncher:

@@ -3,7 +3,8 @@
 It connects to the run's controller as a candidate, adapts the spec that it receives (joined_spec.py), starts the worker
 as its child and waits for it. The controller's side is runtime/admission.py.
 
-SIGTERM or Ctrl-C once: the worker drains and exits; twice: it is killed. The child ends with this process.
+SIGTERM or Ctrl-C once: the worker drains and exits, or is not started; twice: it is killed. The child ends with this
+process.
 Exit status: 0 the worker has left, or the run is over; 1 the worker failed; 2 this machine cannot join the run.
 """
 
@@ -111,10 +112,14 @@ class Stop:
 
     child: asyncio.subprocess.Process | None = None
     num_signals: int = 0
+    asking: asyncio.Task[m.JoinOffer] | None = None
+    """Connects and asks; nothing is lost if it is cancelled."""
 
     def signalled(self) -> None:
         """Handle SIGTERM or SIGINT."""
         self.num_signals += 1
+        if self.asking is not None:
+            self.asking.cancel()
         if self.child is not None and self.child.returncode is None:
             self.child.send_signal(signal.SIGTERM if self.num_signals == 1 else signal.SIGKILL)
 
@@ -123,9 +128,15 @@ async def _join(invitation: Invitation, machine: Machine, source: str) -> int:
     stop, loop = Stop(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.signalled)
-    candidate = await _connect(invitation, machine.folder, source)
+    candidate = _candidate(invitation, machine.folder)
     try:
-        offer = await _offer(candidate, source)
+        stop.asking = asyncio.create_task(_asked(candidate, invitation, source))
+        try:
+            offer = await stop.asking
+        except asyncio.CancelledError:
+            if stop.num_signals:
+                return 0
+            raise
         spec = localized(offer, machine)
         if stop.num_signals:
             return 0
@@ -134,14 +145,19 @@ async def _join(invitation: Invitation, machine: Machine, source: str) -> int:
         await candidate.close("the candidate has ended")
 
 
-async def _connect(invitation: Invitation, folder: Path, source: str) -> Peer:
-    """Register as a candidate. Raises UserError that says why it is not possible."""
+async def _asked(candidate: Peer, invitation: Invitation, source: str) -> m.JoinOffer:
+    await _connect(candidate, invitation, source)
+    return await _offer(candidate, source)
+
+
+def _candidate(invitation: Invitation, folder: Path) -> Peer:
+    """A candidate that is not connected yet."""
     files = {name: content.encode() for name, content in invitation.credentials.items()}
     hello = m.Hello(
         role="candidate", name=f"{CANDIDATE}/{secrets.token_hex(8)}", pid=os.getpid(), run_id=invitation.run_id,
         incarnation=secrets.token_hex(8),
     )  # fmt: skip
-    candidate = Peer(
+    return Peer(
         address=invitation.address,
         hello=hello,
         curve_dir=write_credentials(folder / "invitation", files),
@@ -151,13 +167,16 @@ async def _connect(invitation: Invitation, folder: Path, source: str) -> Peer:
         silence_s=CONNECT_S,
         status=lambda: m.Heartbeat(state="candidate"),
     )
+
+
+async def _connect(candidate: Peer, invitation: Invitation, source: str) -> None:
+    """Register. Raises UserError that says why it is not possible."""
     try:
         await candidate.connect(CONNECT_S)
     except ChannelError as error:
         raise UserError(f"the run refuses this machine ({error})", where=source, remedy=_RENEW) from error
     except DeadlineExceeded as error:
         raise _unreachable(invitation, source) from error
-    return candidate
 
 
 _RENEW = "use the invitation of the run's present session: RUN/keys/invitation.json"
@@ -207,7 +226,7 @@ async def _work(
     print(f"{spec.name} joins {invitation.run}" + (f"; its log: {log_path}" if log_path else ""), flush=True)
     stop.child = child = await _start(spec, spec_path, log_path)
     if stop.num_signals:
-        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.SIGTERM if stop.num_signals == 1 else signal.SIGKILL)
     try:
         returncode = await child.wait()
     finally:

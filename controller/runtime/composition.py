@@ -84,8 +84,11 @@ class ProcessStarter:
     run_id: str
     model_dir: Path
     lineage: str
-    reserved: set[str] = field(default_factory=set)
-    """Names of external workers, which may return."""
+    offered: set[str] = field(default_factory=set)
+    """Names of external workers; the process that got one has its token for the whole session."""
+    started: set[str] = field(default_factory=set)
+    """Names of rollout workers that the run has started. An external worker with such a name would replace it in all
+    records."""
 
     def add(self, role: Role, name: str, *, resume_from: Path | None = None) -> str:
         """Add one process to the supervisor; return its name."""
@@ -95,29 +98,31 @@ class ProcessStarter:
             "trainer": self.config.trainer.max_restarts,
         }
         issue_credentials(self.addresses.keys, role, name)
+        if role == "rollout":
+            self.started.add(name)
         spec = self._spec(role, name, resume_from=resume_from)
         self.supervisor.add(spec, self.folder.processes / f"{name}.json", restarts[role], time.monotonic())
         return name
 
     def add_worker(self) -> str:
         """Add one more rollout worker to the supervisor; return its name."""
-        return self.add("rollout", self._new_name())
+        return self.add("rollout", new_worker_name({*self.supervisor.names, *self.offered}))
 
     def offer(self) -> tuple[ProcessSpec, JoinOffer]:
         """The spec of one more rollout worker that somebody else starts, and the message with everything it needs."""
-        name = self._new_name()
+        name = new_worker_name({*self.supervisor.names, *self.started, *self.offered})
+        self.offered.add(name)  # before its token exists
         spec, keys = self._spec("rollout", name), issue_credentials(self.addresses.keys, "rollout", name)
         reward_keys = spec.reward_curve_dir
-        offer = JoinOffer(
-            name=name, spec=spec.model_dump_json(), keys=credential_files(keys),
-            reward_keys=credential_files(Path(reward_keys), has_server=False) if reward_keys else {},
-            model_files=files_without_weights(self.model_dir),
-        )  # fmt: skip
-        shutil.rmtree(keys)
+        try:
+            offer = JoinOffer(
+                name=name, spec=spec.model_dump_json(), keys=credential_files(keys),
+                reward_keys=credential_files(Path(reward_keys), has_server=False) if reward_keys else {},
+                model_files=files_without_weights(self.model_dir),
+            )  # fmt: skip
+        finally:
+            shutil.rmtree(keys, ignore_errors=True)
         return spec, offer
-
-    def _new_name(self) -> str:
-        return new_worker_name({*self.supervisor.names, *self.reserved})
 
     def _spec(self, role: Role, name: str, *, resume_from: Path | None = None) -> ProcessSpec:
         return process_spec(

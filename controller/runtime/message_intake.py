@@ -84,10 +84,10 @@ class MessageIntake:
                 return None
             case m.Goodbye():
                 role = self._roles.pop(peer) if self._roles.get(peer) == "candidate" else self._roles.get(peer)
-                if role != "rollout":
-                    return None
                 if self._admission is not None:
                     self._admission.left(peer)
+                if role != "rollout":
+                    return None
                 return self._worker_admin.goodbye(peer, message.reason)
             case _ if SPEAKERS.get(type(message)) != self._roles.get(peer):
                 self._display.note(f"unexpected message {type(message).__name__} from {peer}", "warning")

@@ -109,12 +109,18 @@ class WorkerAdmin:
         if self._coordinator.is_over:
             return None
         if isinstance(effect, AddWorker):
-            self._add()
+            if self._num_own() < effect.max_workers:  # else one that was added earlier is still starting
+                self._add()
             return None
         info = self._hub.peers.get(effect.worker)
         if info is None or info.incarnation != effect.incarnation or self._refusal(effect.worker):
             return None  # it has ended meanwhile, or is the last one: the decision counts as failed
         return self._drain(effect.worker, now_s)
+
+    def _num_own(self) -> int:
+        """Number of workers that the run started and that stay, including those that start or restart."""
+        names = self._supervisor.names_of("rollout")
+        return sum(not self._supervisor.is_external(name) and not self._supervisor.is_leaving(name) for name in names)
 
     # ------------------------------------------------------------ requests
 

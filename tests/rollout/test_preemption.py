@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pydantic
 import pytest
 
 from rollout import __main__ as main_module
+from rollout import preemption
 from rollout.preemption import TOKEN, PreemptionSettings, look, notice
 
 
@@ -122,6 +125,62 @@ def test_a_notice_counts_when_it_was_absent_before(looks: list[str | None], num_
     found, count, ignored = waited(looks)
     assert (found, count) == ("it", num_looks)
     assert len(ignored) == (looks[0] == "it"), "said once"
+
+
+def test_an_address_that_never_answers_does_not_hide_the_file() -> None:
+    looks = {"file": ["", "it"], "url": [None] * 20}
+
+    async def next_look(settings: PreemptionSettings) -> str | None:
+        assert bool(settings.file) != bool(settings.url), "each is watched on its own"
+        return looks["file" if settings.file else "url"].pop(0)
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    async def test() -> str:
+        settings = PreemptionSettings(file="x", url="http://127.0.0.1:9/x")
+        found = await notice(settings, ignored.append, look=next_look, sleep=sleep)
+        assert len(asyncio.all_tasks()) <= 2, "the other watch ends"
+        return found
+
+    ignored: list[str] = []
+    assert (asyncio.run(test()), ignored) == ("it", [])
+
+
+def test_a_file_that_may_not_be_looked_at_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert looked(file="/x/notice") is None
+
+
+def test_a_look_that_hangs_does_not_delay_the_end_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(settings: PreemptionSettings) -> None:
+        begun.set()
+        release.wait()
+        ended.set()
+
+    async def test() -> None:
+        watch = asyncio.create_task(notice(PreemptionSettings(file="x"), lambda text: None))
+        await asyncio.to_thread(begun.wait)
+        watch.cancel()
+
+    monkeypatch.setattr(preemption, "_look", hang)
+    asyncio.run(test())
+    assert not ended.is_set(), "the loop is closed while the look hangs"
+    release.set()
+    assert ended.wait(10.0)
+
+
+def test_a_reply_in_small_pieces_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "time", SimpleNamespace(monotonic=iter((0.0, 1.0, 3.0)).__next__))
+    part = SimpleNamespace(read1=lambda num_bytes: b"x")
+    opener = SimpleNamespace(open=lambda request, timeout: contextlib.nullcontext(part))
+    monkeypatch.setattr(preemption, "_OPENER", opener)
+    assert looked(url="http://metadata/action") is None
 
 
 @pytest.mark.parametrize(

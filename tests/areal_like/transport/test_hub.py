@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from channel_harness import hello, returned
@@ -16,7 +17,7 @@ from socket_stand_in import StandIn, unreachable
 
 from areal_like.errors import UserError
 from areal_like.transport import hub as hub_module
-from areal_like.transport.credentials import token_for
+from areal_like.transport.credentials import CANDIDATE, load_join_secret, token_for
 from areal_like.transport.hub import MAX_NAME_CHARS, Hub
 from areal_like.transport.sockets import BURST, LISTEN_S, READ_BYTES, WINDOW_BYTES, prefix
 from areal_like.wire.encoding import WireLimits, cut, decode, encode, join
@@ -176,9 +177,26 @@ def test_a_full_hub_takes_nobody_new_but_those_it_knows(stand_in: StandIn, monke
     with_hub(stand_in, test)
 
 
+def test_candidates_leave_room_for_the_processes_of_the_run(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_CANDIDATES", 1)
+    token = load_join_secret(run_keys(), "controller").token(CANDIDATE, CANDIDATE)
+
+    async def test(bench: Bench) -> None:
+        for number in range(2):
+            one = hello(f"{CANDIDATE}/{number}", "a", token=token)
+            bench.comes(b"c%d" % number, msgspec.structs.replace(one, role="candidate"))
+        await bench.receive()
+        assert bench.answers()[1] == (b"c1", Refused(reason="this hub already has 1 candidates"))
+        await bench.register(b"0")
+        assert set(bench.hub.peers) == {"candidate/0", "rollout-0"}
+
+    with_hub(stand_in, test)
+
+
 def test_a_hub_takes_as_many_peers_as_the_security_page_says(stand_in: StandIn) -> None:
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
-    assert "| registered peers of one hub | 4,096 |" in page
+    assert "| registered peers of one hub | 4,096, of which 1,024 candidates |" in page
+    assert hub_module.MAX_CANDIDATES == 1024
 
     async def test(bench: Bench) -> None:
         await bench.register(b"0")

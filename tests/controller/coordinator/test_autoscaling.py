@@ -19,6 +19,7 @@ from controller.coordinator.settings import CoordinatorSettings, ScalingRule
 
 WINDOW_S, WINDOWS = 4.0, 2
 RULE = ScalingRule(min_workers=1, max_workers=3, window_s=WINDOW_S, windows=WINDOWS, settle_s=30.0)
+ADD = AddWorker(max_workers=RULE.max_workers)
 
 
 def decisions(effects: list[Effect]) -> list[AddWorker | RetireWorker]:
@@ -43,7 +44,7 @@ def starved(rule: ScalingRule = RULE, **changes: Any) -> Desk:
 
 def blocked(rule: ScalingRule = RULE, workers: tuple[str, ...] = ("w0", "w1"), **changes: Any) -> Desk:
     """Workers with many slots, of which the bound leaves most empty, and a trainer that is busy."""
-    desk = Desk(**{"groups_per_step": 2, "max_staleness": 0, "autoscale": rule, "num_workers": len(workers), **changes})
+    desk = Desk(**{"groups_per_step": 2, "max_staleness": 1, "autoscale": rule, "num_workers": len(workers), **changes})
     desk.start(workers=workers)
     return desk
 
@@ -57,7 +58,7 @@ def test_a_trainer_that_waits_while_all_slots_are_taken_gets_a_worker_after_the_
     desk = starved()
     assert decisions(ticked(desk, int(WINDOW_S * WINDOWS) - 1)) == []
     effects = ticked(desk, 2)
-    assert decisions(effects) == [AddWorker()]
+    assert decisions(effects) == [ADD]
     (text,) = notes(effects, "scaled")
     assert text == (
         "a rollout worker is added (1 -> 2): the trainer waited for samples at least 30% of the time (last 100%) in "
@@ -82,20 +83,20 @@ def test_a_batch_that_waits_for_its_longest_answers_needs_no_worker() -> None:
 
 def test_after_a_decision_the_rule_waits_until_it_has_taken_effect() -> None:
     desk = starved()
-    assert decisions(ticked(desk, 9)) == [AddWorker()]
+    assert decisions(ticked(desk, 9)) == [ADD]
     assert decisions(ticked(desk, 20)) == [], "the worker starts"
     desk.join("w1", capacity=2)
     assert decisions(ticked(desk, 3)) == [], "it loads its version"
     desk.load("w1", 0)
     assert decisions(ticked(desk, int(WINDOW_S * WINDOWS) - 1)) == [], "the windows begin again"
-    assert decisions(ticked(desk, 2)) == [AddWorker()]
+    assert decisions(ticked(desk, 2)) == [ADD]
 
 
 def test_a_decision_that_takes_no_effect_counts_as_failed_after_its_deadline() -> None:
     desk = starved()
     assert len(decisions(ticked(desk, 9))) == 1
     assert decisions(ticked(desk, 30)) == []
-    assert decisions(ticked(desk, 12)) == [AddWorker()]
+    assert decisions(ticked(desk, 12)) == [ADD]
 
 
 def test_the_limits_hold_and_the_upper_one_is_noted_once() -> None:
@@ -159,6 +160,18 @@ def test_only_the_steady_state_is_measured(change: Any, condition: str) -> None:
 def test_the_end_of_the_work_removes_no_worker() -> None:
     desk = blocked(num_steps=1)
     assert autoscaling.condition_of(desk.coordinator._state) == "paused"
+
+
+def test_the_end_of_the_work_adds_no_worker() -> None:
+    desk = starved(num_steps=1, groups_per_step=1)
+    assert autoscaling.condition_of(desk.coordinator._state) == "paused"
+
+
+@pytest.mark.parametrize("change", [{"max_staleness": 0}, {"mode": "sync"}])
+def test_with_a_bound_of_zero_a_worker_without_work_is_no_reason_to_remove_it(change: dict[str, Any]) -> None:
+    desk = blocked(**change)
+    assert autoscaling.condition_of(desk.coordinator._state) == "balanced"
+    assert decisions(ticked(desk, 100)) == []
 
 
 def test_an_evaluation_is_not_measured() -> None:

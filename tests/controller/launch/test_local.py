@@ -54,6 +54,12 @@ def test_exit_of_a_process_that_was_asked_to_end_is_expected(tmp_path):
     bounded(test())
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost", "lo", "::1"])
+def test_services_listen_on_loopback_unless_the_host_is_an_address_that_others_reach(tmp_path, host):
+    address = asyncio.run(LocalLauncher(tmp_path, host).address_for("reward"))
+    assert address.startswith("tcp://127.0.0.1:")
+
+
 def test_process_deaf_to_sigterm_is_killed_after_the_grace(tmp_path):
     async def test():
         launcher = LocalLauncher(tmp_path)

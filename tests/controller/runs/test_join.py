@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from areal_like.config import ProcessSpec, TraceSettings
 from areal_like.errors import DeadlineExceeded, UserError
 from areal_like.process import boot_id
 from areal_like.store_owner import claim
-from areal_like.transport.credentials import make_run_credentials
+from areal_like.transport.credentials import candidate_credentials, make_run_credentials
 from areal_like.wire.messages import JoinOffer
 from controller.run_folder.invitation import INVITATION_FILE, Invitation
 from controller.run_folder.run_folder import RunFolder
@@ -65,6 +68,21 @@ def test_a_loopback_address_of_another_machine_is_named() -> None:
     check_invitation(invitation(address="tcp://10.0.0.5:1", boot_id="another"), "x")
     with pytest.raises(UserError, match=r"other machines cannot reach -> start the run with launch.host"):
         check_invitation(invitation(boot_id="another"), "x")
+
+
+def test_a_signal_ends_the_command_while_the_run_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(candidate: Any, found: Invitation, source: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "_connect", connect)
+    make_run_credentials(tmp_path / "keys")
+    files = {name: content.decode() for name, content in candidate_credentials(tmp_path / "keys").items()}
+    machine = Machine(tmp_path / "here")
+    machine.folder.mkdir()
+    assert asyncio.run(module._join(invitation(credentials=files), machine, "x")) == 0
 
 
 def test_a_device_that_does_not_exist_is_refused_first() -> None:

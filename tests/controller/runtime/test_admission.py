@@ -30,6 +30,7 @@ from areal_like.errors import ChannelError
 from areal_like.transport.channel import Peer
 from areal_like.transport.credentials import candidate_credentials, write_credentials
 from areal_like.wire import messages as m
+from controller.coordinator.sample_outcome import MAX_REASON_CHARS
 from controller.runtime import admission
 from controller.runtime.admission import Admission
 from controller.runtime.server import Server, ServerSettings
@@ -68,10 +69,14 @@ class Maker:
     """Makes offers of numbered workers."""
 
     def __init__(self) -> None:
-        self.reserved: set[str] = set()
+        self.number = 6
+        self.failure: Exception | None = None
 
     def offer(self) -> tuple[Any, m.JoinOffer]:
-        number = next(n for n in range(7, 99) if f"rollout-{n}" not in self.reserved)
+        if self.failure is not None:
+            raise self.failure
+        self.number += 1
+        number = self.number
         spec = type("Spec", (), {"name": f"rollout-{number}"})()
         return spec, m.JoinOffer(name=spec.name, spec="{}", keys={"a": b"b"}, model_files={"config.json": b"{}"})
 
@@ -226,24 +231,98 @@ def test_one_that_was_silent_returns_and_is_monitored_again(tmp_path: Path) -> N
     bounded(test())
 
 
-def test_a_name_is_free_again_after_a_goodbye_only(tmp_path: Path) -> None:
+def test_an_offer_is_open_until_its_worker_or_its_candidate_has_left(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with joinable(tmp_path) as there:
+            run = there.run
+            admitting = run.parts.admission
+            assert admitting is not None
+
+            async def join() -> None:
+                candidates = [await there.candidate() for _ in range(4)]
+                names = [(await offered(one)).name for one in candidates]
+                assert names == ["rollout-7", "rollout-8", "rollout-9", "rollout-10"]
+                peers = [await run.connect(name, "rollout", {m.AnnounceVersion}, 2) for name in names[:2]]
+                await until(lambda: set(there.crew.external) == {"rollout-7", "rollout-8"})
+                await peers[0].close("SIGTERM")
+                await until(lambda: "rollout-7" not in admitting._offers)
+                assert "rollout-7" in there.crew.released
+                await candidates[1].close()  # its worker is monitored
+                await candidates[2].close()  # no worker of it was started
+                await until(lambda: "rollout-9" not in admitting._offers)
+                assert set(admitting._offers) == {"rollout-8", "rollout-10"}
+                await candidates[3].send(m.JoinedWorkerEnded(name="rollout-10", reason="it never registered"))
+                await until(lambda: set(admitting._offers) == {"rollout-8"})
+                await stop(run)
+
+            async with concurrently(join(), Trainer(run).work()):
+                await run.go()
+
+    bounded(test())
+
+
+def test_a_worker_whose_offer_is_no_longer_open_is_sent_away(tmp_path: Path) -> None:
     async def test() -> None:
         async with joinable(tmp_path) as there:
             run = there.run
 
             async def join() -> None:
                 candidate = await there.candidate()
-                assert [(await offered(candidate)).name for _ in range(2)] == ["rollout-7", "rollout-8"]
-                peer = await run.connect("rollout-7", "rollout", {m.AnnounceVersion}, 2)
-                await until(lambda: "rollout-7" in there.crew.external)
-                await peer.close("SIGTERM")
-                await until(lambda: there.maker.reserved == {"rollout-8"})
-                assert "rollout-7" in there.crew.released
-                assert (await offered(candidate)).name == "rollout-7"
+                await offered(candidate)
+                await candidate.close()
+                await until(lambda: not run.parts.admission._offers)  # type: ignore[union-attr]
+                peer = await run.connect("rollout-7", "rollout", set(), 2)
+                message = await peer.receive(DEADLINE_S)
+                assert isinstance(message, m.Shutdown)
+                assert "no longer expects this worker" in message.reason
+                assert there.crew.external == {}
                 await stop(run)
 
             async with concurrently(join(), Trainer(run).work()):
                 await run.go()
+
+    bounded(test())
+
+
+def test_a_candidate_gets_one_offer_and_a_failure_to_make_one_does_not_end_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with joinable(tmp_path) as there:
+
+            async def ask() -> None:
+                there.maker.failure = OSError("no space left")
+                candidate = await there.candidate()
+                assert (await offered(candidate)).reason == "the run could not prepare a worker (no space left)"
+                there.maker.failure = None
+                assert (await offered(candidate)).reason == ""
+                assert "has an offer already" in (await offered(candidate)).reason
+                await stop(there.run)
+
+            async with concurrently(ask(), Trainer(there.run).work()):
+                assert (await there.run.go()).status == "stopped"
+
+    bounded(test())
+
+
+def test_texts_of_a_candidate_are_cut(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with joinable(tmp_path) as there:
+
+            async def ask() -> None:
+                candidate = await there.candidate()
+                await candidate.send(m.JoinRequest(host="h\x1b" * 1000))
+                assert isinstance(await candidate.receive(DEADLINE_S), m.JoinOffer)
+                await there.run.connect("rollout-7", "rollout", set(), 2)
+                await until(lambda: bool(there.crew.external))
+                host = there.crew.external["rollout-7"]
+                assert host.isprintable()
+                assert host.count("h") == 128
+                await candidate.send(m.JoinedWorkerEnded(name="rollout-7", reason="r" * 100_000))
+                await until(lambda: bool(there.crew.reports))
+                assert len(there.crew.reports[0][1]) == MAX_REASON_CHARS
+                await stop(there.run)
+
+            async with concurrently(ask(), Trainer(there.run).work()):
+                await there.run.go()
 
     bounded(test())
 
@@ -260,12 +339,15 @@ def test_a_run_that_cannot_admit_says_why(tmp_path: Path, monkeypatch: pytest.Mo
                 admitting._obstacle = ""
                 monkeypatch.setattr(admission, "MAX_OFFERS", 1)
                 assert (await offered(candidate)).reason == ""
-                assert "1 workers have asked" in (await offered(candidate)).reason
+                second = await there.candidate()
+                assert "1 workers have joined" in (await offered(second)).reason
+                there.run.hub.forget(candidate._hello.name)  # its machine is gone
+                assert (await offered(second)).reason == ""
                 await stop(there.run)
 
             async with concurrently(ask(), Trainer(there.run).work()):
                 await there.run.go()
-            answer = there.run.parts.admission._refusal()  # type: ignore[union-attr]
+            answer = there.run.parts.admission._refusal("another")  # type: ignore[union-attr]
             assert answer
 
     bounded(test())

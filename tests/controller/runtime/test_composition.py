@@ -101,8 +101,9 @@ def test_an_offer_has_all_that_a_worker_needs_and_leaves_nothing_in_the_run_s_fo
     assert "controller.join" not in offer.keys
     assert supervisor.names[-1] == "rollout-1", "it is supervised when it registers"
     assert not process_folder(tmp_path / "keys", "rollout-2").exists()
-    processes.reserved.add("rollout-2")
-    assert processes.add_worker() == "rollout-3", "the token of rollout-2 is somebody else's"
+    supervisor.added.pop()  # rollout-1 drained
+    assert processes.offer()[1].name == "rollout-3", "neither the name of an earlier offer nor one that the run used"
+    assert [processes.add_worker() for _ in range(2)] == ["rollout-1", "rollout-4"], "other tokens are somebody else's"
 
 
 def test_the_invitation_is_of_this_session_and_has_no_secret_of_a_hub(tmp_path: Path) -> None:

@@ -277,14 +277,14 @@ def test_decisions_of_autoscaling_are_carried_out_like_requests(tmp_path):
                 incarnation = run.hub.peers["rollout-1"].incarnation
                 crew.scale(RetireWorker(worker="rollout-1", incarnation="of a predecessor"))
                 crew.scale(RetireWorker(worker="rollout-7", incarnation="unknown"))
-                crew.scale(AddWorker())
+                crew.scale(AddWorker(max_workers=3))
                 await until(lambda: run.supervisor.added == ["rollout-9"])
                 assert run.supervisor.left == []
                 crew.scale(RetireWorker(worker="rollout-1", incarnation=incarnation))
                 await until(lambda: slow.was_shut_down)
                 assert run.supervisor.left == ["rollout-1"]
                 crew.scale(RetireWorker(worker="rollout-0", incarnation=run.hub.peers["rollout-0"].incarnation))
-                crew.scale(AddWorker())
+                crew.scale(AddWorker(max_workers=3))
                 await until(lambda: len(run.supervisor.added) == 2)
                 assert run.supervisor.left == ["rollout-1"], "the last worker stays"
                 run.server.request_stop("enough")
@@ -296,6 +296,22 @@ def test_decisions_of_autoscaling_are_carried_out_like_requests(tmp_path):
     bounded(test())
 
 
+@pytest.mark.parametrize(("max_workers", "num_added"), [(2, 0), (3, 1)])
+def test_a_worker_that_still_starts_counts_for_the_limit_of_autoscaling(tmp_path, max_workers, num_added):
+    added = []
+    supervisor = SimpleNamespace(
+        names_of=lambda role: ["rollout-0", "starting", "leaving", "external"],
+        is_external=lambda name: name == "external", is_leaving=lambda name: name == "leaving",
+    )  # fmt: skip
+    crew = WorkerAdmin(
+        SimpleNamespace(is_over=False), supervisor, SimpleNamespace(peers={}), Requests(tmp_path),
+        add_worker=lambda: added.append(1) or "rollout-9", say=lambda text: None,
+    )  # fmt: skip
+    crew.scale(AddWorker(max_workers=max_workers))
+    assert crew.tick(0.0) == []
+    assert len(added) == num_added
+
+
 def test_nothing_is_added_to_a_run_that_is_over(tmp_path):
     added = []
     coordinator = SimpleNamespace(is_over=True)
@@ -303,6 +319,6 @@ def test_nothing_is_added_to_a_run_that_is_over(tmp_path):
         coordinator, SimpleNamespace(), SimpleNamespace(peers={}), Requests(tmp_path),
         add_worker=lambda: added.append(1), say=lambda text: None,
     )  # fmt: skip
-    crew.scale(AddWorker())
+    crew.scale(AddWorker(max_workers=9))
     assert crew.tick(0.0) == []
     assert added == []
