@@ -102,7 +102,9 @@ async def notice(
 
     on_ignored: called with the sentence if a notice is there from the start.
     """
-    sources = [{"url": None, "token_url": None, "headers": {}, "match": ""}] if settings.file else []
+    sources: list[dict[str, object]] = (
+        [{"url": None, "token_url": None, "headers": {}, "match": ""}] if settings.file else []
+    )
     sources += [{"file": None}] if settings.url else []
     watches = [
         asyncio.create_task(_notice_of(settings.model_copy(update=source), on_ignored, look, sleep))
