@@ -218,8 +218,9 @@ def test_one_that_was_silent_returns_and_is_monitored_again(tmp_path: Path) -> N
                 await until(lambda: bool(holder.leased))
                 first = len(holder.leased)
                 del there.crew.external["rollout-7"]
-                run.hub.forget("rollout-7")
                 there.crew.losses.append(Loss("rollout-7", "rollout", "silent", is_permanent=True, may_return=True))
+                await until(lambda: not there.crew.losses)
+                run.hub.forget("rollout-7")
                 await until(lambda: len(holder.leased) > first)
                 assert there.crew.external == {"rollout-7": "gpu7"}
                 work.cancel()
